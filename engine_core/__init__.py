@@ -1,0 +1,37 @@
+"""The engine: token ids in, token ids out, in one thread of its own. These are its public names."""
+
+from engine_core.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine_core.errors import CapacityError, CheckpointError, ConfigError, EngineDeadError, EngineError
+from engine_core.messages import (
+    AbortRequest,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EnginePhase,
+    EngineState,
+    FinishReason,
+)
+from engine_core.sampling_params import SamplingParams
+from engine_core.stats import SchedulerStats
+
+__all__ = [
+    "AbortRequest",
+    "CacheConfig",
+    "CapacityError",
+    "CheckpointError",
+    "ConfigError",
+    "DeviceConfig",
+    "EngineConfig",
+    "EngineCoreOutput",
+    "EngineCoreOutputs",
+    "EngineCoreRequest",
+    "EngineDeadError",
+    "EngineError",
+    "EnginePhase",
+    "EngineState",
+    "FinishReason",
+    "ModelConfig",
+    "SamplingParams",
+    "SchedulerConfig",
+    "SchedulerStats",
+]

@@ -1,0 +1,136 @@
+"""EngineConfig: frozen, checked once, read by everyone and written by nobody.
+
+Device-dependent defaults are None until ``resolve()`` returns a new, complete object.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from engine_core.errors import ConfigError
+
+CPU_BLOCK_SIZES = (32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model, and how it is computed.
+
+    Attributes:
+        path: A checkpoint directory or a .gguf file.
+        dtype: auto, bf16 or fp32: what weights and KV are computed in.
+        max_model_len: Context in tokens; None = what the model was trained for.
+    """
+
+    path: Path
+    dtype: str = "auto"
+    max_model_len: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The paged KV cache.
+
+    Attributes:
+        block_size: Tokens a KV block.
+        num_blocks: Usable KV blocks; None = from ``kv_cache_bytes``, or from what is free after loading.
+        kv_cache_bytes: Memory for KV blocks; None = from what is free.
+        enable_prefix_caching: Reuse the KV of equal prompt prefixes.
+        watermark: Share of the blocks that admission leaves free while anything runs, 0..1.
+    """
+
+    block_size: int = 64
+    num_blocks: int | None = None
+    kv_cache_bytes: int | None = None
+    enable_prefix_caching: bool = True
+    watermark: float = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """What one step may hold.
+
+    Attributes:
+        max_num_batched_tokens: Tokens a step at most, prompt and output together.
+        max_num_seqs: Requests running at once at most.
+        max_chunk_size: Tokens of one request a step at most; 0 = no limit of its own.
+        long_prefill_token_threshold: A second such limit; 0 = off.
+        enable_chunked_prefill: Off: a prompt is computed in one step or not yet.
+    """
+
+    max_num_batched_tokens: int = 512
+    max_num_seqs: int = 64
+    max_chunk_size: int = 0
+    long_prefill_token_threshold: int = 0
+    enable_chunked_prefill: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceConfig:
+    """What computes.
+
+    Attributes:
+        backend: A name of kernels.backend.backend_names().
+        num_threads: Compute threads; 0 = one a core.
+    """
+
+    backend: str = "cpu"
+    num_threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """All that the engine is told."""
+
+    model: ModelConfig
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+
+    def check(self) -> None:
+        """Raise ConfigError where fields contradict each other (scheduler.md B9)."""
+        sched, cache = self.scheduler, self.cache
+        if sched.max_num_seqs < 1:
+            raise ConfigError(f"max_num_seqs must be at least 1, not {sched.max_num_seqs}")
+        if sched.max_num_batched_tokens < sched.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({sched.max_num_batched_tokens}) is below "
+                f"max_num_seqs ({sched.max_num_seqs}): a full batch of one token each would not fit; raise the first or lower the second"
+            )
+        if cache.block_size < 1:
+            raise ConfigError(f"block_size must be at least 1, not {cache.block_size}")
+        if cache.num_blocks is not None and cache.num_blocks < 1:
+            raise ConfigError(f"num_blocks must be at least 1, not {cache.num_blocks}")
+        if not 0.0 <= cache.watermark < 1.0:
+            raise ConfigError(f"watermark must lie in [0, 1), not {cache.watermark}")
+        if self.model.dtype not in ("auto", "bf16", "fp32"):
+            raise ConfigError(f"dtype must be auto, bf16 or fp32, not {self.model.dtype!r}")
+
+    def resolve(self, *, trained_model_len: int) -> EngineConfig:
+        """Return a new config with the context length settled, and check it against the rest.
+
+        Args:
+            trained_model_len: The context the checkpoint was made for, in tokens.
+
+        Raises:
+            ConfigError: Fields contradict each other.
+        """
+        self.check()
+        max_model_len = self.model.max_model_len or trained_model_len
+        if max_model_len > trained_model_len:
+            raise ConfigError(
+                f"max_model_len ({max_model_len}) is above the {trained_model_len} positions the model was made for"
+            )
+        sched = self.scheduler
+        if not sched.enable_chunked_prefill and sched.max_num_batched_tokens < max_model_len:
+            raise ConfigError(
+                f"with enable_chunked_prefill off, max_num_batched_tokens ({sched.max_num_batched_tokens}) must reach "
+                f"max_model_len ({max_model_len}), or the longest prompt could never be computed"
+            )
+        if sched.long_prefill_token_threshold > max_model_len:
+            raise ConfigError(
+                f"long_prefill_token_threshold ({sched.long_prefill_token_threshold}) is above "
+                f"max_model_len ({max_model_len})"
+            )
+        return replace(self, model=replace(self.model, max_model_len=max_model_len))

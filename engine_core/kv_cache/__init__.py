@@ -1,0 +1,1 @@
+"""The paged KV cache's bookkeeping: block ids, reference counts, digests. Imports no torch."""

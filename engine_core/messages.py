@@ -1,0 +1,110 @@
+"""What crosses the line between the server's thread and the engine's. Frozen, and free of text and tensors."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from engine_core.sampling_params import SamplingParams
+from engine_core.stats import SchedulerStats
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended; the value is what the HTTP API calls it."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCoreRequest:
+    """One admitted request. Everything that could be refused has been refused before this exists.
+
+    Attributes:
+        request_id: Unique among live requests; made by the server, never by a client.
+        prompt_token_ids: At least one id, each in the model's vocabulary.
+        sampling_params: How to pick tokens and when to stop.
+        arrival_time: Seconds on the engine's clock (monotonic).
+        priority: Meaning set by the scheduling policy; 0 = ordinary.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    arrival_time: float
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRequest:
+    """End these requests, wherever they are. Unknown and finished ids are ignored."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCoreOutput:
+    """What one step brought for one request.
+
+    Attributes:
+        request_id: Whose.
+        new_token_ids: Sampled in this step, the stopping token included. May be empty on abort and error.
+        finish_reason: Set exactly once per request, on its last output.
+        stop_token_id: The ``stop_token_ids`` entry that ended it, None where an EOS did or nothing stopped it.
+        num_cached_tokens: Prompt tokens served from the prefix cache.
+        error: A sentence, with ``finish_reason`` ERROR only.
+    """
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCoreOutputs:
+    """All that one step has to tell: one message a step, whatever the batch.
+
+    Attributes:
+        outputs: One entry per request with something to say.
+        stats: The scheduler's figures after the step.
+        engine_error: Set once, on the engine's last message: why it died. Every live request ends with it.
+    """
+
+    outputs: list[EngineCoreOutput]
+    stats: SchedulerStats | None = None
+    engine_error: str | None = None
+
+
+class EnginePhase(enum.StrEnum):
+    """Where the engine stands. Moves forward only."""
+
+    LOADING = "loading"
+    READY = "ready"
+    STOPPED = "stopped"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """A snapshot of the engine as other threads may see it; replaced whole, never changed.
+
+    Attributes:
+        phase: See EnginePhase.
+        detail: A few words: what is being loaded, or why it died.
+        progress: Of loading, 0..1.
+        num_blocks: Usable KV blocks; 0 until loaded.
+        block_size: Tokens a block.
+        max_model_len: Effective context in tokens; 0 until loaded.
+    """
+
+    phase: EnginePhase
+    detail: str = ""
+    progress: float = 0.0
+    num_blocks: int = 0
+    block_size: int = 0
+    max_model_len: int = 0

@@ -1,0 +1,1 @@
+"""The model: description, checkpoint, decoder, runner, sampler."""

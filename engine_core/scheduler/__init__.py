@@ -1,0 +1,1 @@
+"""The scheduler: a pure function of (state, events, now). Imports no torch."""

@@ -1,0 +1,1 @@
+"""Text and HTTP: everything between a client's socket and the engine's queues. One asyncio thread."""

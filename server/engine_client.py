@@ -1,0 +1,32 @@
+"""EngineClient: how the server's thread reaches the engine, whatever stands behind it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+
+from engine_core import EngineState
+from server.generation import GenerationOutput, GenerationRequest
+
+
+class EngineClient(ABC):
+    """The engine as routes see it."""
+
+    @abstractmethod
+    def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationOutput]:
+        """Run one request and yield its outputs; the last has a finish_reason.
+
+        Closing the iterator early aborts the request in the engine within one step.
+
+        Raises:
+            EngineDeadError: The engine has died, before or while this request ran.
+        """
+
+    @property
+    @abstractmethod
+    def state(self) -> EngineState:
+        """The engine's state now."""
+
+    @abstractmethod
+    def seconds_since_progress(self) -> float:
+        """Age of the engine's heartbeat while it has work in hand; 0 when idle."""
