@@ -1,4 +1,7 @@
-"""The engine: token ids in, token ids out, in one thread of its own. These are its public names."""
+"""The engine: token ids in, token ids out, in one thread of its own. These are its public names.
+
+The Engine itself stands in engine_core.engine, apart, so that these cost no import of torch.
+"""
 
 from engine_core.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine_core.errors import CapacityError, CheckpointError, ConfigError, EngineDeadError, EngineError

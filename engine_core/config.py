@@ -96,7 +96,8 @@ class EngineConfig:
         if sched.max_num_batched_tokens < sched.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({sched.max_num_batched_tokens}) is below "
-                f"max_num_seqs ({sched.max_num_seqs}): a full batch of one token each would not fit; raise the first or lower the second"
+                f"max_num_seqs ({sched.max_num_seqs}): a full batch of one token each would not fit; "
+                "raise the first or lower the second"
             )
         if cache.block_size < 1:
             raise ConfigError(f"block_size must be at least 1, not {cache.block_size}")

@@ -100,6 +100,8 @@ class EngineState:
         num_blocks: Usable KV blocks; 0 until loaded.
         block_size: Tokens a block.
         max_model_len: Effective context in tokens; 0 until loaded.
+        weights_bytes: Memory that the weights take, as loaded; 0 until loaded.
+        kv_bytes: Memory that the KV blocks take; 0 until loaded.
     """
 
     phase: EnginePhase
@@ -108,3 +110,5 @@ class EngineState:
     num_blocks: int = 0
     block_size: int = 0
     max_model_len: int = 0
+    weights_bytes: int = 0
+    kv_bytes: int = 0

@@ -108,6 +108,7 @@ class Backend(Protocol):
     name: str
     device: str
     page_sizes: tuple[int, ...]
+    default_dtype: torch.dtype  # what weights and KV are best computed in here
 
     def alloc_kv(
         self, layer_specs: Sequence[AttnSpec], *, num_pages: int, page_size: int, dtype: torch.dtype
@@ -124,7 +125,7 @@ class Backend(Protocol):
         """Return ``x @ weight.T + bias``: [T, in] -> [T, out]."""
 
     def rmsnorm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Return ``x / rms(x) * weight``, computed in fp32: [T, H] -> [T, H], x's dtype."""
+        """Return ``x / rms(x) * weight``, computed in fp32: [T, H] -> [T, H], x's dtype; weight's is that or fp32."""
 
     def add_rmsnorm_(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
         """``residual += x; x = rmsnorm(residual)`` in place, both [T, H] (FlashInfer's semantics)."""

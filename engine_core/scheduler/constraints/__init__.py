@@ -1,0 +1,16 @@
+"""The scheduler's features, one file each. build_constraints is the only list of them."""
+
+from engine_core.config import SchedulerConfig
+from engine_core.scheduler.constraint import Constraint
+from engine_core.scheduler.constraints.chunking import ChunkLimit, WholePrompt
+
+
+def build_constraints(config: SchedulerConfig) -> list[Constraint]:
+    """Return the constraints that the configuration turns on."""
+    constraints: list[Constraint] = []
+    limits = [limit for limit in (config.max_chunk_size, config.long_prefill_token_threshold) if limit > 0]
+    if not config.enable_chunked_prefill:
+        constraints.append(WholePrompt())
+    elif limits:
+        constraints.append(ChunkLimit(min(limits)))
+    return constraints

@@ -1,0 +1,47 @@
+# Two commands for everybody: `make serve` talks to a real model, `make test` proves the tree.
+# PIP_* variables pass through to pip (mirrors, proxies, caches). ARGS="..." goes to the command run.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: setup serve test check clean
+
+setup: $(VENV)/.setup
+	@$(BIN)/pointsman fetch
+
+# A torch that the Python already has is kept, through --system-site-packages; otherwise the lock's CPU build comes.
+$(VENV)/.setup: requirements.lock pyproject.toml
+	@if [ ! -d $(VENV) ]; then \
+	  echo "Creating $(VENV)"; \
+	  if $(PYTHON) -c 'import torch; assert tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)' 2>/dev/null; \
+	  then echo "Keeping the torch that $(PYTHON) has"; $(PYTHON) -m venv --system-site-packages $(VENV); \
+	  else $(PYTHON) -m venv $(VENV); fi; fi
+	@if ! $(BIN)/python -c 'import torch' 2>/dev/null; then \
+	  echo "Installing torch, about 190 MB (CPU build; see README where your index gives only CUDA builds)"; \
+	  $(BIN)/pip install --quiet "$$(grep '^torch==' requirements.lock)"; fi
+	@echo "Installing the locked dependencies, about 45 MB"
+	@grep -v '^torch==' requirements.lock > $(VENV)/requirements.txt
+	@$(BIN)/pip install --quiet -r $(VENV)/requirements.txt
+	@$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.setup-dev: $(VENV)/.setup requirements-dev.lock
+	@echo "Installing what tests and checks need, about 50 MB"
+	@$(BIN)/pip install --quiet -r requirements-dev.lock
+	@touch $@
+
+serve: setup
+	@$(BIN)/pointsman serve $(ARGS)
+
+test: $(VENV)/.setup-dev setup
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.setup-dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q tests/test_house.py
+
+clean:
+	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

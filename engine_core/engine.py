@@ -1,0 +1,228 @@
+"""Engine: the engine's thread from loading to its end. Builds decoder, KV pool, scheduler and core, and runs them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from engine_core.config import EngineConfig
+from engine_core.core import EngineCore
+from engine_core.errors import ConfigError, EngineDeadError, EngineError
+from engine_core.kv_cache.manager import KVCacheManager
+from engine_core.memory import KVBudget, available_bytes, size_kv_pool
+from engine_core.messages import EngineCoreOutputs, EngineCoreRequest, EnginePhase, EngineState
+from engine_core.model.checkpoint import Checkpoint, open_checkpoint
+from engine_core.model.decoder import Decoder
+from engine_core.model.loader import load_decoder
+from engine_core.model.runner import ModelRunner
+from engine_core.scheduler.constraints import build_constraints
+from engine_core.scheduler.scheduler import Scheduler
+from kernels.backend import Backend, KVPool, StepMeta, create_backend
+
+__all__ = ["Checkpoint", "Engine", "open_checkpoint"]
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class Engine:
+    """Owns the engine thread.
+
+    Args:
+        config: Checked and resolved here against the checkpoint.
+        checkpoint: From ``open_checkpoint``: headers and shapes are known to be right.
+        publish: Gets each step's outputs, on the engine's thread; must not block.
+        on_state: Gets each new state, on the engine's thread.
+
+    Raises:
+        ConfigError: The configuration does not fit the checkpoint.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        checkpoint: Checkpoint,
+        *,
+        publish: Callable[[EngineCoreOutputs], None],
+        on_state: Callable[[EngineState], None] = lambda state: None,
+    ) -> None:
+        self._config = config.resolve(trained_model_len=checkpoint.arch.max_position_embeddings)
+        self._backend = create_backend(config.device.backend)
+        _check_block_size(config.cache.block_size, self._backend)
+        self._checkpoint = checkpoint
+        self._publish = publish
+        self._on_state = on_state
+        self._state = EngineState(EnginePhase.LOADING, "starting")
+        self._core: EngineCore | None = None
+        self._stop_asked = threading.Event()
+        # A daemon thread: a step that hangs must not keep a stopped process alive.
+        self._thread = threading.Thread(target=self._run, name="engine-core", daemon=True)
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
+
+    def start(self) -> None:
+        """Start the thread: loading first, then the busy loop."""
+        self._thread.start()
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Hand over an admitted request; returns at once.
+
+        Raises:
+            EngineDeadError: The engine is not running.
+        """
+        core = self._core
+        if core is None or self._state.phase is not EnginePhase.READY:
+            raise EngineDeadError(f"the engine is {self._state.phase}: {self._state.detail}")
+        core.add_request(request)
+
+    def abort_requests(self, request_ids: Sequence[str]) -> None:
+        """End requests; unknown ids and a stopped engine are no error."""
+        if self._core is not None:
+            self._core.abort_requests(tuple(request_ids))
+
+    def seconds_since_progress(self) -> float:
+        """Age of the last finished step while there is work in hand, else 0."""
+        return self._core.seconds_since_progress() if self._core is not None else 0.0
+
+    def shutdown(self, timeout_s: float) -> None:
+        """Stop after the current step, and wait for the thread at most this long."""
+        self._stop_asked.set()
+        if self._core is not None:
+            self._core.stop()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    # ------------------------------------------------------------------ the engine's thread
+    def _run(self) -> None:
+        try:
+            core = self._load()
+            if not self._stop_asked.is_set():
+                core.run_busy_loop()
+            self._set_state(replace(self._state, phase=EnginePhase.STOPPED, detail="stopped"))
+        except EngineError as error:
+            self._die(str(error))
+        except Exception as error:
+            logger.exception("the engine died")
+            self._die(f"{type(error).__name__}: {error}")
+
+    def _die(self, reason: str) -> None:
+        # State first: whoever comes after this line is refused, whoever came before hears the message.
+        self._set_state(replace(self._state, phase=EnginePhase.DEAD, detail=reason))
+        self._publish(EngineCoreOutputs([], engine_error=reason))
+
+    def _set_state(self, state: EngineState) -> None:
+        self._state = state
+        self._on_state(state)
+
+    def _report(self, progress: float, detail: str) -> None:
+        self._set_state(replace(self._state, progress=progress, detail=detail))
+
+    def _load(self) -> EngineCore:
+        if self._config.device.num_threads:
+            torch.set_num_threads(self._config.device.num_threads)
+        backend = self._backend
+        dtype = _DTYPES.get(self._config.model.dtype, backend.default_dtype)
+        decoder = load_decoder(self._checkpoint, backend, dtype, self._report)
+        budget = self._size_pool(decoder, dtype)
+        kv = backend.alloc_kv(
+            decoder.layer_specs, num_pages=budget.num_blocks + 1, page_size=budget.block_size, dtype=dtype
+        )
+        max_model_len = self._effective_model_len(budget)
+        self._report(0.98, "warming up")
+        warm_up(decoder, kv)
+        self._core = self._build_core(decoder, kv, budget, max_model_len)
+        self._set_state(
+            EngineState(
+                phase=EnginePhase.READY,
+                detail=budget.reason,
+                progress=1.0,
+                num_blocks=budget.num_blocks,
+                block_size=budget.block_size,
+                max_model_len=max_model_len,
+                weights_bytes=decoder.weights_bytes,
+                kv_bytes=(budget.num_blocks + 1) * budget.block_bytes,
+            )
+        )
+        return self._core
+
+    def _size_pool(self, decoder: Decoder, dtype: torch.dtype) -> KVBudget:
+        cache = self._config.cache
+        return size_kv_pool(
+            cache,
+            block_bytes=self._backend.kv_page_bytes(decoder.layer_specs, page_size=cache.block_size, dtype=dtype),
+            max_model_len=self._max_model_len,
+            max_num_seqs=self._config.scheduler.max_num_seqs,
+            available=available_bytes(),
+        )
+
+    @property
+    def _max_model_len(self) -> int:
+        assert self._config.model.max_model_len is not None, "resolve() settles it"
+        return self._config.model.max_model_len
+
+    def _effective_model_len(self, budget: KVBudget) -> int:
+        """A pool smaller than one full-length request lowers the context (scheduler.md B9)."""
+        if budget.num_tokens >= self._max_model_len:
+            return self._max_model_len
+        logger.warning(
+            "the KV cache holds %d tokens, fewer than max_model_len (%d): requests end at %d",
+            budget.num_tokens,
+            self._max_model_len,
+            budget.num_tokens,
+        )
+        return budget.num_tokens
+
+    def _build_core(self, decoder: Decoder, kv: KVPool, budget: KVBudget, max_model_len: int) -> EngineCore:
+        kv_cache = KVCacheManager(
+            num_blocks=budget.num_blocks,
+            block_size=budget.block_size,
+            enable_prefix_caching=self._config.cache.enable_prefix_caching,
+            watermark=self._config.cache.watermark,
+        )
+        scheduler = Scheduler(
+            config=self._config.scheduler,
+            kv_cache=kv_cache,
+            max_model_len=max_model_len,
+            constraints=build_constraints(self._config.scheduler),
+        )
+        runner = ModelRunner(decoder=decoder, kv=kv, max_model_len=max_model_len)
+        return EngineCore(scheduler=scheduler, runner=runner, publish=self._publish, clock=time.monotonic)
+
+
+def _check_block_size(block_size: int, backend: Backend) -> None:
+    if block_size not in backend.page_sizes:
+        sizes = ", ".join(map(str, backend.page_sizes))
+        raise ConfigError(f"block_size {block_size} is not one of the {backend.name} backend's: {sizes}")
+
+
+def warm_up(decoder: Decoder, kv: KVPool) -> None:
+    """Run every kernel path once, on the null page, before anybody waits for it."""
+    for num_tokens in (1, kv.page_size):
+        span = np.arange(num_tokens, dtype=np.int32)
+        bounds = np.array([0, num_tokens], np.int32)
+        meta = StepMeta(
+            num_reqs=1,
+            num_tokens=num_tokens,
+            num_decodes=int(num_tokens == 1),
+            max_q_len=num_tokens,
+            max_kv_len=num_tokens,
+            qo_indptr=bounds,
+            kv_indptr=np.array([0, 1], np.int32),
+            kv_indices=np.zeros(1, np.int32),
+            last_page_len=bounds[1:],
+            kv_lens=bounds[1:],
+            token_ids=np.zeros(num_tokens, np.int32),
+            positions=span,
+            slot_mapping=span,
+            logit_rows=span[-1:],
+        )
+        decoder.forward(meta, kv)

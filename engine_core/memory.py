@@ -1,0 +1,110 @@
+"""How much memory there is, and how many KV blocks are to be made of it. Reads /proc and cgroups, allocates nothing."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine_core.config import CacheConfig
+from engine_core.errors import CapacityError
+
+_GIB = 2**30
+# cgroup v2, then v1: (limit, usage). "max" and absurdly large numbers mean no limit.
+_CGROUP_FILES = (
+    ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
+    ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Return the memory this process may still take: the machine's, or what its cgroup leaves, whichever is less.
+
+    Args:
+        root: Where ``proc`` and ``sys`` are; for tests.
+    """
+    available = _meminfo_available(root)
+    for limit_file, usage_file in _CGROUP_FILES:
+        limit, usage = _read_int(root / limit_file), _read_int(root / usage_file)
+        if limit is not None and usage is not None:
+            available = min(available, max(0, limit - usage))
+    return available
+
+
+def _meminfo_available(root: Path) -> int:
+    try:
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    # No /proc (macOS): all physical memory is the best guess.
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _read_int(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class KVBudget:
+    """How the KV pool was sized.
+
+    Attributes:
+        num_blocks: Usable blocks; the pool has one more, the null block.
+        block_bytes: One block over all layers.
+        block_size: Tokens a block.
+        reason: What decided, in words.
+    """
+
+    num_blocks: int
+    block_bytes: int
+    block_size: int
+    reason: str
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+
+def size_kv_pool(
+    cache: CacheConfig, *, block_bytes: int, max_model_len: int, max_num_seqs: int, available: int
+) -> KVBudget:
+    """Decide the number of KV blocks.
+
+    Args:
+        cache: Its ``num_blocks`` or ``kv_cache_bytes`` decides where given.
+        block_bytes: One block over all layers.
+        max_model_len: Context in tokens.
+        max_num_seqs: Requests at once.
+        available: Bytes that may still be taken.
+
+    Raises:
+        CapacityError: What was asked does not fit into memory, or not one block does.
+    """
+    full_request = -(-max_model_len // cache.block_size)
+    if cache.num_blocks is not None:
+        num_blocks, reason = cache.num_blocks, "num_kv_blocks"
+    elif cache.kv_cache_bytes is not None:
+        num_blocks, reason = cache.kv_cache_bytes // block_bytes - 1, "kv_cache_bytes"
+    else:
+        half, useful = available // 2 // block_bytes - 1, max_num_seqs * full_request
+        num_blocks, reason = (
+            (useful, f"{max_num_seqs} full-length requests") if useful <= half else (half, "half of the free memory")
+        )
+    if num_blocks < 1:
+        raise CapacityError(
+            f"the KV cache ({reason}) would hold no block of {block_bytes / 2**20:.1f} MiB; "
+            f"{available / _GIB:.2f} GiB are free: give it more memory or use a smaller model"
+        )
+    needed = (num_blocks + 1) * block_bytes
+    if needed > available:
+        fits = available // block_bytes - 1
+        raise CapacityError(
+            f"{num_blocks} KV blocks need {needed / _GIB:.2f} GiB but {available / _GIB:.2f} GiB are free; "
+            f"at most {max(fits, 0)} blocks fit: lower --num-kv-blocks or --kv-cache-bytes"
+        )
+    return KVBudget(num_blocks, block_bytes, cache.block_size, reason)

@@ -1,0 +1,48 @@
+"""What a checkpoint of any format offers the loader: named tensors and generation defaults. Knows no file format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+class WeightSource(Protocol):
+    """Tensors by their Hugging Face names, such as ``model.layers.0.self_attn.q_proj.weight``.
+
+    Attributes:
+        shapes: Every tensor's shape, read from headers alone.
+    """
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shapes by name."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """Read one tensor, in the dtype it is stored in (fp32 where the stored one is a quantised block).
+
+        Raises:
+            CheckpointError: The bytes cannot be read.
+            KeyError: No such tensor.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What the checkpoint says about generating.
+
+    Attributes:
+        eos_token_ids: Ids that end the output; empty if none is named.
+        bos_token_id: Id that starts a text, or None.
+        temperature: Sampling default, or None where the checkpoint has none.
+        top_p: Likewise.
+        top_k: Likewise; a count of tokens.
+    """
+
+    eos_token_ids: frozenset[int] = frozenset()
+    bos_token_id: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None

@@ -1,0 +1,105 @@
+"""A request as the engine sees it: token ids, counters, a block table. No text, no tensors, no decisions.
+
+The Scheduler writes the counters and the status; the KVCacheManager writes the block fields.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from engine_core.messages import FinishReason
+from engine_core.sampling_params import SamplingParams
+
+# Smaller is served first and preempted last. The last part is unique, so two ranks are never equal.
+Rank = tuple[int, int]
+
+
+class RequestStatus(enum.IntEnum):
+    """Where a request stands. Everything after PREEMPTED is final."""
+
+    WAITING = 0
+    RUNNING = 1
+    PREEMPTED = 2
+    FINISHED_STOPPED = 3
+    FINISHED_LENGTH = 4
+    FINISHED_ABORTED = 5
+    FINISHED_ERROR = 6
+
+    @property
+    def is_finished(self) -> bool:
+        """True in a state that no event can leave."""
+        return self > RequestStatus.PREEMPTED
+
+
+FINISH_REASONS = {
+    RequestStatus.FINISHED_STOPPED: FinishReason.STOP,
+    RequestStatus.FINISHED_LENGTH: FinishReason.LENGTH,
+    RequestStatus.FINISHED_ABORTED: FinishReason.ABORT,
+    RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request from admission to its last output.
+
+    ``num_computed_tokens`` counts the leading tokens whose KV exists or is scheduled to exist. The law of the
+    scheduler: every step lets it catch up with ``num_tokens_with_spec``; there is no prefill and no decode phase::
+
+        all_token_ids   [ prompt ............ | outputs ... ]
+                        0        ^ num_computed_tokens      ^ num_tokens
+
+    Lengths are stored, not computed: the hot loops read them many times a step.
+
+    Attributes:
+        request_id: Unique among live requests.
+        all_token_ids: Prompt, then outputs. Append only, through ``append_output``.
+        num_prompt_tokens: Never changes.
+        sampling_params: As the client asked.
+        max_total_tokens: Length, prompt included, at which the request ends by length whatever it wants. Its last
+            token needs no KV slot.
+        rank: Order of service.
+        arrival_time: Seconds on the engine's clock.
+        status: See RequestStatus.
+        num_tokens: ``len(all_token_ids)``.
+        num_tokens_with_spec: ``num_tokens`` plus drafts, where something drafts.
+        num_computed_tokens: See above.
+        num_cached_tokens: Prompt tokens found in the prefix cache when first admitted.
+        num_preemptions: Times its blocks were taken away.
+        stop_ids: Every token id that ends it.
+        block_ids: Block table: position ``p`` lives in block ``block_ids[p // block_size]``.
+        block_digests: Digests of its leading full blocks, extended when needed, kept over preemptions.
+        num_registered_blocks: Leading blocks already offered to the prefix index.
+        num_reserved_blocks: Blocks its known tokens still lack, while its prompt is partly computed.
+    """
+
+    request_id: str
+    all_token_ids: list[int]
+    sampling_params: SamplingParams
+    max_total_tokens: int
+    rank: Rank
+    arrival_time: float = 0.0
+    status: RequestStatus = RequestStatus.WAITING
+    num_prompt_tokens: int = field(init=False)
+    num_tokens: int = field(init=False)
+    num_tokens_with_spec: int = field(init=False)
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    stop_ids: frozenset[int] = field(init=False)
+    block_ids: list[int] = field(default_factory=list)
+    block_digests: list[bytes] = field(default_factory=list)
+    num_registered_blocks: int = 0
+    num_reserved_blocks: int = 0
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = self.num_tokens = self.num_tokens_with_spec = len(self.all_token_ids)
+        params = self.sampling_params
+        self.stop_ids = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | params.eos_token_ids
+
+    def append_output(self, token_id: int) -> None:
+        """Add one sampled token."""
+        self.all_token_ids.append(token_id)
+        self.num_tokens += 1
+        self.num_tokens_with_spec += 1

@@ -1,0 +1,10 @@
+"""`pointsman` and `python -m server`."""
+
+from __future__ import annotations
+
+import sys
+
+from server.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

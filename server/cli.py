@@ -1,0 +1,111 @@
+"""The command line: arguments to a command, errors to a sentence and an exit code.
+
+With config.py the only reader of argv and the environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+
+from engine_core import CheckpointError, ConfigError, EngineError
+from server.config import ServerConfig, add_flags, build_config
+from server.daemon import ExitCode
+from server.listener import ListenError, bind
+from server.model_resolver import ModelResolveError, fetch_embedded_model, resolve_model
+from server.startup_report import StartupReport
+
+_DESCRIPTION = "Pointsman, an LLM serving daemon with OpenAI's HTTP API."
+_ENV_NOTE = "Every flag is also an environment variable: --max-num-seqs is POINTSMAN_MAX_NUM_SEQS. A flag wins."
+_LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+_CHATTY_LOGGERS = ("uvicorn", "httpx", "httpcore", "huggingface_hub", "filelock", "urllib3", "asyncio")
+
+# The most special first: the first class that matches decides.
+_EXIT_CODES: tuple[tuple[type[Exception], ExitCode], ...] = (
+    (ConfigError, ExitCode.USAGE),
+    (ModelResolveError, ExitCode.NO_MODEL),
+    (CheckpointError, ExitCode.BAD_MODEL),
+    (ListenError, ExitCode.PORT_TAKEN),
+    (EngineError, ExitCode.ENGINE_DIED),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the process's exit code.
+
+    Args:
+        argv: Without the program's name; None = the process's own.
+    """
+    arguments = build_parser().parse_args(argv)
+    report = StartupReport()
+    try:
+        return _run(arguments, os.environ, report)
+    except KeyboardInterrupt:
+        report.line("Interrupted.")
+        return ExitCode.INTERRUPTED
+    except tuple(kind for kind, _ in _EXIT_CODES) as error:
+        report.line(f"pointsman: {error}")
+        return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser("pointsman", description=_DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"pointsman {get_version()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve", help="serve a model over HTTP", description=_DESCRIPTION, epilog=_ENV_NOTE, allow_abbrev=False
+    )
+    add_flags(serve)
+    fetch = commands.add_parser(
+        "fetch", help="download the embedded model, unless it is there", epilog=_ENV_NOTE, allow_abbrev=False
+    )
+    add_flags(fetch, only=("cache_dir",))
+    return parser
+
+
+def get_version() -> str:
+    """Return the installed version of Pointsman; of a source tree that was never installed there is none."""
+    try:
+        return metadata.version("pointsman")
+    except metadata.PackageNotFoundError:
+        return "0+source"
+
+
+def _run(arguments: argparse.Namespace, environment: Mapping[str, str], report: StartupReport) -> int:
+    config = build_config(vars(arguments), environment)
+    set_up_logging(config.log_level)
+    commands: dict[str, Callable[[ServerConfig, StartupReport], int]] = {"serve": _serve, "fetch": _fetch}
+    return commands[arguments.command](config, report)
+
+
+def _fetch(config: ServerConfig, report: StartupReport) -> int:
+    path = fetch_embedded_model(config.cache_dir, progress=report.line)
+    report.line(f"The embedded model is at {path}.")
+    return ExitCode.OK
+
+
+def _serve(config: ServerConfig, report: StartupReport) -> int:
+    # The port first: it is not worth a download to learn that it is taken.
+    with bind(config.host, config.port) as sock:
+        model = resolve_model(config.model, progress=report.line, cache_dir=config.cache_dir)
+        # Not at the top: it imports torch, and --version, --help and every mistake above are answered without.
+        from server.serving import serve
+
+        return serve(config, model=model, sock=sock, report=report, version=get_version())
+
+
+def set_up_logging(level: str) -> None:
+    """Log to standard error; libraries only from warnings on, unless all is wanted.
+
+    Args:
+        level: One of config.LOG_LEVELS.
+    """
+    logging.basicConfig(level=level.upper(), format=_LOG_FORMAT, stream=sys.stderr)
+    if level != "debug":
+        for name in _CHATTY_LOGGERS:
+            logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))

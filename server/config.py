@@ -1,0 +1,308 @@
+"""ServerConfig: everything that can be set, from flags and POINTSMAN_* variables, once. Frozen afterwards.
+
+With cli.py the only reader of argv and the environment. Every flag is a field; the field is its only description.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import ipaddress
+import os
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine_core import (
+    CacheConfig,
+    ConfigError,
+    DeviceConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
+from server.flag_values import (
+    parse_bool,
+    parse_bytes,
+    parse_dtype,
+    parse_int,
+    parse_path,
+    parse_port,
+    parse_share,
+    parse_text,
+)
+
+ENV_PREFIX = "POINTSMAN_"
+# kernels.backend.backend_names(), which would cost every --help an import of torch; a test compares the two.
+BACKENDS = ("torch", "cpu")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+_CACHE, _DEVICE, _SCHEDULER = CacheConfig(), DeviceConfig(), SchedulerConfig()
+
+
+def default_cache_dir(environment: Mapping[str, str] | None = None) -> Path:
+    """Return where models are kept unless --cache-dir says otherwise (XDG's user cache).
+
+    Args:
+        environment: As os.environ, which it is where None.
+    """
+    environment = os.environ if environment is None else environment
+    if environment.get(f"{ENV_PREFIX}CACHE_DIR"):
+        return parse_path(environment[f"{ENV_PREFIX}CACHE_DIR"])
+    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pointsman"
+
+
+@dataclass(frozen=True, slots=True)
+class _Flag:
+    """What a field's metadata holds: how its text is read and what it is for."""
+
+    parse: Callable[[str], Any]
+    help: str
+    metavar: str
+    shown_default: str | None
+    choices: tuple[str, ...]
+
+
+def _flag(
+    default: Any,
+    parse: Callable[[str], Any],
+    help: str,
+    *,
+    metavar: str = "N",
+    shown_default: str | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """A field with its flag. ``shown_default``: what stands in the help where the default itself would say nothing."""
+    metadata = {"flag": _Flag(parse, help, metavar, shown_default, choices)}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Everything that ``pointsman serve`` can be told. Each field's help says what it means and in which unit."""
+
+    model: str | None = _flag(
+        None,
+        parse_text,
+        "A checkpoint directory, a .gguf file or a name on the Hugging Face Hub.",
+        metavar="MODEL",
+        shown_default="the embedded SmolLM2-135M-Instruct",
+    )
+    host: str = _flag("127.0.0.1", parse_text, "Address to listen on.", metavar="HOST")
+    port: int = _flag(8000, parse_port, "Port to listen on; 0 takes a free one.")
+    insecure: bool = _flag(False, parse_bool, "Allow a --host that other machines reach: anybody may use the server.")
+    served_model_name: str | None = _flag(
+        None,
+        parse_text,
+        "Name of the model in requests, answers and metrics.",
+        metavar="NAME",
+        shown_default="taken from MODEL",
+    )
+    max_model_len: int | None = _flag(
+        None, parse_int(1), "Longest prompt plus output, in tokens.", shown_default="what the model was trained for"
+    )
+    dtype: str = _flag(
+        "auto",
+        parse_dtype,
+        "Number format of weights and KV cache: auto, bf16 or fp32. auto takes what the machine computes fastest.",
+        metavar="DTYPE",
+    )
+    block_size: int = _flag(_CACHE.block_size, parse_int(1), "Tokens a KV block: 32, 64 or 128.")
+    num_kv_blocks: int | None = _flag(
+        None, parse_int(1), "Size of the KV cache in blocks.", shown_default="from --kv-cache-bytes"
+    )
+    kv_cache_bytes: int | None = _flag(
+        None,
+        parse_bytes,
+        "Size of the KV cache in bytes, such as 4G or 512M.",
+        metavar="SIZE",
+        shown_default="half of the free memory, or what --max-num-seqs full-length requests need",
+    )
+    enable_prefix_caching: bool = _flag(
+        _CACHE.enable_prefix_caching, parse_bool, "Compute equal beginnings of prompts once."
+    )
+    watermark: float = _flag(
+        _CACHE.watermark,
+        parse_share,
+        "Share of the KV blocks that stays free when a request is admitted beside others.",
+        metavar="SHARE",
+    )
+    max_num_batched_tokens: int = _flag(
+        _SCHEDULER.max_num_batched_tokens, parse_int(1), "Tokens a step, prompt and output together."
+    )
+    max_num_seqs: int = _flag(_SCHEDULER.max_num_seqs, parse_int(1), "Requests running at once.")
+    enable_chunked_prefill: bool = _flag(
+        _SCHEDULER.enable_chunked_prefill, parse_bool, "Compute a long prompt over several steps, beside the others."
+    )
+    max_chunk_size: int = _flag(
+        _SCHEDULER.max_chunk_size, parse_int(0), "Tokens of one request a step; 0 = no limit of its own."
+    )
+    long_prefill_token_threshold: int = _flag(
+        _SCHEDULER.long_prefill_token_threshold, parse_int(0), "A second such limit, under vLLM's name; 0 = off."
+    )
+    backend: str = _flag(
+        _DEVICE.backend,
+        parse_text,
+        "What computes: cpu is fast, torch is the slow reference.",
+        metavar="NAME",
+        choices=BACKENDS,
+    )
+    num_threads: int = _flag(_DEVICE.num_threads, parse_int(0), "Compute threads; 0 = one a core.")
+    strict_fields: bool = _flag(False, parse_bool, "Refuse request fields that this server does not know.")
+    log_level: str = _flag(
+        "info",
+        parse_text,
+        f"The least severe messages that are logged: {', '.join(LOG_LEVELS)}.",
+        metavar="LEVEL",
+        choices=LOG_LEVELS,
+    )
+    cache_dir: Path = dataclasses.field(
+        default_factory=default_cache_dir,
+        metadata={"flag": _Flag(parse_path, "Where downloaded models are kept.", "DIR", "~/.cache/pointsman", ())},
+    )
+
+    def check(self) -> None:
+        """Raise ConfigError where settings contradict each other."""
+        if not self.insecure and not is_loopback(self.host):
+            raise ConfigError(
+                f"--host {self.host} lets other machines in, and this server has no keys yet: "
+                "use --host 127.0.0.1 behind a proxy that checks who comes, or accept it with --insecure"
+            )
+        self.to_engine_config(Path()).check()
+
+    def to_engine_config(self, path: Path) -> EngineConfig:
+        """Return what the engine is told.
+
+        Args:
+            path: The checkpoint: a directory or a .gguf file.
+        """
+        return EngineConfig(
+            model=ModelConfig(path, self.dtype, self.max_model_len),
+            cache=CacheConfig(
+                block_size=self.block_size,
+                num_blocks=self.num_kv_blocks,
+                kv_cache_bytes=self.kv_cache_bytes,
+                enable_prefix_caching=self.enable_prefix_caching,
+                watermark=self.watermark,
+            ),
+            scheduler=SchedulerConfig(
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                max_num_seqs=self.max_num_seqs,
+                max_chunk_size=self.max_chunk_size,
+                long_prefill_token_threshold=self.long_prefill_token_threshold,
+                enable_chunked_prefill=self.enable_chunked_prefill,
+            ),
+            device=DeviceConfig(self.backend, self.num_threads),
+        )
+
+
+# ---------------------------------------------------------------------- flags and environment
+def add_flags(parser: argparse.ArgumentParser, only: Container[str] | None = None) -> None:
+    """Add one flag a field, and the positional MODEL. Flags that are not given leave no trace in the namespace.
+
+    Args:
+        parser: Of one command.
+        only: Names of the fields that this command has flags for; None = all.
+    """
+    for field, flag in _flags():
+        if only is not None and field.name not in only:
+            continue
+        help = f"{flag.help} [default: {_shown_default(field, flag)}]".replace("%", "%%")
+        if field.name == "model":
+            parser.add_argument("model", nargs="?", metavar=flag.metavar, default=argparse.SUPPRESS, help=help)
+        elif flag.parse is parse_bool:
+            parser.add_argument(
+                _flag_name(field), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help
+            )
+        else:
+            parser.add_argument(
+                _flag_name(field),
+                type=_as_argparse_type(flag.parse),
+                choices=flag.choices or None,
+                metavar=None if flag.choices else flag.metavar,
+                default=argparse.SUPPRESS,
+                help=help,
+            )
+
+
+def build_config(given: Mapping[str, Any], environment: Mapping[str, str]) -> ServerConfig:
+    """Return the checked configuration: a flag beats its variable, which beats the default.
+
+    Args:
+        given: Parsed flags by field name; other keys are ignored.
+        environment: As os.environ.
+
+    Raises:
+        ConfigError: A variable or a combination makes no sense.
+    """
+    values: dict[str, Any] = {"cache_dir": default_cache_dir(environment)}
+    for field, flag in _flags():
+        variable = ENV_PREFIX + field.name.upper()
+        if field.name in given:
+            values[field.name] = given[field.name]
+        elif variable in environment:
+            values[field.name] = _parse_variable(variable, environment[variable], flag)
+    config = ServerConfig(**values)
+    config.check()
+    return config
+
+
+def flags_table() -> str:
+    """Return the README's table of flags, in Markdown."""
+    lines = ["| flag | variable | default | meaning |", "|---|---|---|---|"]
+    for field, flag in _flags():
+        name = f"`{flag.metavar}`" if field.name == "model" else f"`{_usage(field, flag)}`"
+        variable = f"`{ENV_PREFIX}{field.name.upper()}`"
+        lines.append(f"| {name} | {variable} | {_shown_default(field, flag)} | {flag.help} |")
+    return "\n".join(lines) + "\n"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches ``host``."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _flags() -> Iterator[tuple[dataclasses.Field[Any], _Flag]]:
+    for field in dataclasses.fields(ServerConfig):
+        yield field, field.metadata["flag"]
+
+
+def _flag_name(field: dataclasses.Field[Any]) -> str:
+    return "--" + field.name.replace("_", "-")
+
+
+def _usage(field: dataclasses.Field[Any], flag: _Flag) -> str:
+    name = _flag_name(field)
+    if flag.parse is parse_bool:
+        return name.replace("--", "--no-", 1) if field.default else name
+    return f"{name} {flag.metavar}"
+
+
+def _shown_default(field: dataclasses.Field[Any], flag: _Flag) -> str:
+    if flag.parse is parse_bool:
+        return "on" if field.default else "off"
+    return flag.shown_default or str(field.default)
+
+
+def _as_argparse_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:  # argparse hides a ValueError's own words
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def _parse_variable(variable: str, text: str, flag: _Flag) -> Any:
+    try:
+        value = flag.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{variable} {error}") from None
+    if flag.choices and value not in flag.choices:
+        raise ConfigError(f"{variable} must be one of {', '.join(flag.choices)}, not {text!r}")
+    return value

@@ -1,0 +1,73 @@
+"""Token ids to text, piece by piece, in complete characters only. Pure: knows no request and no stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+DecodeIds = Callable[[list[int]], str]
+
+REPLACEMENT = "\ufffd"
+_MAX_CONTEXT_TOKENS = 64
+# Prompt tokens that the first piece is decoded after, so that it keeps its leading space.
+_NUM_CONTEXT_TOKENS = 6
+# A character spans at most 4 byte tokens. A longer undecodable run is garbage, and is shown as such.
+_MAX_PENDING_TOKENS = 64
+
+
+class IncrementalDetokenizer:
+    """One output's text as its tokens come.
+
+    What a token means can depend on its neighbours: a character may span several, and some decoders drop a leading
+    space. So new tokens are decoded behind the last ones shown, and what the last ones alone decode to is cut off:
+
+        context (shown) | pending (new)      text = decode(context + pending)[len(decode(context)):]
+
+    Args:
+        decode: Ids to text, with special tokens skipped and U+FFFD where bytes are no character.
+        prompt_token_ids: The prompt; its end is context, never output.
+
+    Source: the prefix and read offsets of text-generation-inference's ``decode_token``.
+    """
+
+    def __init__(self, decode: DecodeIds, prompt_token_ids: Sequence[int] = ()) -> None:
+        self._decode = decode
+        self._context = list(prompt_token_ids[-_NUM_CONTEXT_TOKENS:])
+        self._context_text = decode(self._context) if self._context else ""
+        self._pending: list[int] = []
+        self._num_shown = 0  # characters of the pending tokens' text
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        """Take new tokens and return the text that is certain now; may be empty."""
+        if not token_ids:
+            return ""
+        self._pending += token_ids
+        text = self._pending_text()
+        stable = text.rstrip(REPLACEMENT)
+        if len(stable) == len(text) or len(self._pending) > _MAX_PENDING_TOKENS:
+            return self._commit(text)
+        new = stable[self._num_shown :]
+        self._num_shown = max(self._num_shown, len(stable))
+        return new
+
+    def flush(self) -> str:
+        """Return what is left at the end of the output, U+FFFD where a character stayed incomplete."""
+        return self._commit(self._pending_text()) if self._pending else ""
+
+    def _pending_text(self) -> str:
+        text = self._decode(self._context + self._pending)
+        if text.startswith(self._context_text):
+            return text[len(self._context_text) :]
+        # An incomplete character changed how the text before it decodes (byte fallback does that): leave that out.
+        return self._decode(self._pending)
+
+    def _commit(self, text: str) -> str:
+        new = text[self._num_shown :]
+        self._num_shown = 0
+        if text:
+            self._context = self._pending
+        elif len(self._context) < _MAX_CONTEXT_TOKENS:
+            # Special tokens are no context, yet a first space that was dropped is: keep both, and what was before.
+            self._context = self._context + self._pending
+        self._context_text = self._decode(self._context)
+        self._pending = []
+        return new

@@ -1,0 +1,42 @@
+"""What the server asks of an engine in its own process. ``engine_core.Engine`` is one; tests bring others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from engine_core import EngineCoreOutputs, EngineCoreRequest, EngineState
+
+Publish = Callable[[EngineCoreOutputs], None]
+OnState = Callable[[EngineState], None]
+
+
+class EngineHandle(Protocol):
+    """An engine on a thread of its own. Every method may be called from any thread; only ``shutdown`` waits."""
+
+    @property
+    def state(self) -> EngineState:
+        """The state now."""
+
+    def start(self) -> None:
+        """Start the thread: load, then run."""
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Hand over an admitted request.
+
+        Raises:
+            EngineDeadError: The engine does not run.
+        """
+
+    def abort_requests(self, request_ids: Sequence[str]) -> None:
+        """End these requests; unknown ids are ignored."""
+
+    def seconds_since_progress(self) -> float:
+        """Age of the heartbeat while there is work in hand, else 0."""
+
+    def shutdown(self, timeout_s: float) -> None:
+        """Stop after the current step; wait for the thread at most this long."""
+
+
+# Makes the engine, given where its outputs and its states go. Both are called on the engine's thread.
+EngineFactory = Callable[[Publish, OnState], EngineHandle]

@@ -1,0 +1,86 @@
+"""What the text of a flag or variable means. Pure: text in; a value, or a ValueError that says what it must be, out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+_DTYPES = {"auto": "auto", "bf16": "bf16", "bfloat16": "bf16", "fp32": "fp32", "float32": "fp32", "float": "fp32"}
+_BYTE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = re.compile(r"(\d[\d_]*(?:\.\d+)?) ?([KMGT]?)(?:I?B)?", re.IGNORECASE)
+
+
+def parse_dtype(text: str) -> str:
+    """Return auto, bf16 or fp32; vLLM's spellings are taken too."""
+    if text.lower() not in _DTYPES:
+        raise ValueError(f"must be auto, bf16 or fp32, not {text!r}")
+    return _DTYPES[text.lower()]
+
+
+def parse_bytes(text: str) -> int:
+    """Return bytes from ``4G``, ``1.5GiB``, ``512M`` or ``1_000_000``; units are powers of 1024."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"must be a size such as 4G, 512M or 1_000_000, not {text!r}")
+    number, unit = match.groups()
+    return int(float(number) * _BYTE_UNITS[unit.upper()])
+
+
+def parse_bool(text: str) -> bool:
+    """Return a truth value from an environment variable."""
+    lowered = text.strip().lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(f"must be 1 or 0, not {text!r}")
+
+
+def parse_int(at_least: int, at_most: int | None = None) -> Callable[[str], int]:
+    """Return a parser of whole numbers in a range."""
+    bounds = f"at least {at_least}" if at_most is None else f"{at_least} to {at_most}"
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(f"must be a whole number, {bounds}, not {text!r}") from None
+        if value < at_least or (at_most is not None and value > at_most):
+            raise ValueError(f"must be {bounds}, not {value}")
+        return value
+
+    return parse
+
+
+def parse_share(text: str) -> float:
+    """Return a number in [0, 1)."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"must be a number from 0 to below 1, not {text!r}") from None
+    if not 0.0 <= value < 1.0:
+        raise ValueError(f"must lie in [0, 1), not {text}")
+    return value
+
+
+def parse_port(text: str) -> int:
+    """Return a TCP port; 0 = any free one."""
+    if "://" in text:
+        raise ValueError(
+            f"must be a port number, not {text!r} (Kubernetes sets this variable for a Service named pointsman: "
+            "rename the Service, or set enableServiceLinks: false)"
+        )
+    return parse_int(0, 65535)(text)
+
+
+def parse_path(text: str) -> Path:
+    """Return a path, ``~`` expanded."""
+    return Path(text).expanduser()
+
+
+def parse_text(text: str) -> str:
+    """Return text that is not empty."""
+    if not text.strip():
+        raise ValueError("must not be empty")
+    return text

@@ -1,0 +1,102 @@
+"""InProcEngineClient: the EngineClient over an engine on another thread of this process. Knows no HTTP and no text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
+
+from engine_core import EngineCoreOutputs, EngineState
+from server.engine_api import EngineFactory, OnState
+from server.engine_client import EngineClient
+from server.generation import GenerationOutput, GenerationRequest
+from server.output_processor import OutputProcessor
+
+T = TypeVar("T")
+
+
+class InProcEngineClient(EngineClient):
+    """An engine on another thread of this process.
+
+    Everything but the two callbacks handed to the engine runs on the event loop's thread. One engine step is one
+    ``call_soon_threadsafe``; the engine never waits for the loop.
+
+    Args:
+        create_engine: Makes the engine, given where its outputs and states go; it is started by ``start``.
+        output_processor: Turns its outputs into text.
+    """
+
+    def __init__(self, create_engine: EngineFactory, output_processor: OutputProcessor) -> None:
+        self._processor = output_processor
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_state: OnState = lambda state: None
+        self._engine = create_engine(self._publish, self._publish_state)
+
+    def start(self, on_state: OnState = lambda state: None) -> None:
+        """Start the engine; call on the running loop.
+
+        Args:
+            on_state: Hears each new state of the engine, on the loop's thread.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._on_state = on_state
+        self._engine.start()
+
+    @property
+    def state(self) -> EngineState:
+        return self._engine.state
+
+    @property
+    def num_live(self) -> int:
+        """Requests that have not ended."""
+        return self._processor.num_live
+
+    def seconds_since_progress(self) -> float:
+        return self._engine.seconds_since_progress()
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationOutput]:
+        request_id = request.engine_request.request_id
+        stream = self._processor.add(request)
+        try:
+            self._engine.add_request(request.engine_request)
+            async for output in stream:
+                yield output
+        finally:
+            if self._processor.discard(request_id):
+                self._engine.abort_requests([request_id])
+
+    def fail_all(self, reason: str) -> None:
+        """End every live request with an EngineDeadError that says ``reason``, and abort it in the engine."""
+        request_ids = self._processor.fail_all(reason)
+        if request_ids:
+            self._engine.abort_requests(request_ids)
+
+    def shutdown(self, timeout_s: float) -> None:
+        """Stop the engine after its current step; wait for it at most this long. Nothing else may be called later."""
+        self._engine.shutdown(timeout_s)
+
+    # ------------------------------------------------------------------ the engine's thread
+    def _publish(self, outputs: EngineCoreOutputs) -> None:
+        self._call_on_loop(self._take_outputs, outputs)
+
+    def _publish_state(self, state: EngineState) -> None:
+        self._call_on_loop(self._take_state, state)
+
+    def _call_on_loop(self, callback: Callable[[T], None], argument: T) -> None:
+        if self._loop is None:
+            return
+        try:
+            self._loop.call_soon_threadsafe(callback, argument)
+        except RuntimeError:
+            # asyncio has no error of its own for a closed loop: the process is going down and nobody is left to hear.
+            if not self._loop.is_closed():
+                raise
+
+    # ------------------------------------------------------------------ the loop's thread
+    def _take_outputs(self, outputs: EngineCoreOutputs) -> None:
+        to_abort = self._processor.process(outputs)
+        if to_abort:
+            self._engine.abort_requests(to_abort)
+
+    def _take_state(self, state: EngineState) -> None:
+        self._on_state(state)

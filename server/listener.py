@@ -1,0 +1,94 @@
+"""The port: taken before anything slow happens, opened when there is something to say. And uvicorn's settings."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+_BACKLOG = 2048
+# Longer than the idle time of usual proxies (60 s): it is theirs, not ours, to close an idle connection.
+_KEEP_ALIVE_S = 75
+
+
+class ListenError(Exception):
+    """The address cannot be listened on. The message is a sentence for the operator."""
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers: the daemon decides what a signal means, and which exit code follows."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Reserve an address without answering on it yet.
+
+    Raises:
+        ListenError: It is taken, not this machine's, or needs rights that the process lacks.
+    """
+    try:
+        infos = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise ListenError(f"The host {host!r} is unknown ({error.strerror}); give another --host.") from None
+    family, kind, protocol, _, address = infos[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise ListenError(_describe(error, host, port)) from None
+    return sock
+
+
+def listen(sock: socket.socket) -> None:
+    """Open the port: from here on the kernel takes connections, even before the event loop does.
+
+    Raises:
+        ListenError: Somebody else opened it in the meantime.
+    """
+    host, port = sock.getsockname()[:2]
+    try:
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        raise ListenError(_describe(error, host, port)) from None
+
+
+def create_http_server(app: ASGIApp, *, grace_s: int) -> HttpServer:
+    """Return a server for ``app``.
+
+    Args:
+        app: The application.
+        grace_s: Seconds that responses get to finish once the server is told to stop.
+    """
+    config = uvicorn.Config(
+        app,
+        http="auto",  # httptools where it is installed, as it should be
+        loop="auto",  # uvloop likewise
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=grace_s,
+    )
+    return HttpServer(config)
+
+
+def _describe(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"Port {port} on {host} is taken by another program; stop it or choose another --port."
+    if error.errno == errno.EACCES:
+        return f"Port {port} needs rights that this user lacks; choose a --port above 1023."
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{host} is not an address of this machine; give another --host."
+    return f"Cannot listen on {host}, port {port}: {error.strerror}."

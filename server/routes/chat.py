@@ -1,0 +1,23 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from server.protocol import ChatRequest, parse_chat
+from server.replies import ChatShape
+from server.routes.generation import GenerationRoute
+
+
+def build_router(route: GenerationRoute) -> APIRouter:
+    """Return the router of this endpoint."""
+    router = APIRouter(tags=["generation"])
+
+    @router.post("/v1/chat/completions", openapi_extra=route.describe_body(ChatRequest))
+    async def create_chat_completion(request: Request) -> Response:
+        """Answer a conversation."""
+        wire = await route.reader.read(request, parse_chat)
+        admitted = await route.admission.admit_chat(wire)
+        return await route.answer(request, wire, admitted, ChatShape)
+
+    return router

@@ -1,0 +1,23 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from server.protocol import CompletionRequest, parse_completion
+from server.replies import CompletionShape
+from server.routes.generation import GenerationRoute
+
+
+def build_router(route: GenerationRoute) -> APIRouter:
+    """Return the router of this endpoint."""
+    router = APIRouter(tags=["generation"])
+
+    @router.post("/v1/completions", openapi_extra=route.describe_body(CompletionRequest))
+    async def create_completion(request: Request) -> Response:
+        """Continue one or several prompts."""
+        wire = await route.reader.read(request, parse_completion)
+        admitted = await route.admission.admit_completion(wire)
+        return await route.answer(request, wire, admitted, CompletionShape)
+
+    return router

@@ -1,0 +1,94 @@
+"""What operators and probes ask: /health, /ready, /ping, /version, /metrics."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from fastapi import APIRouter, Response
+
+from engine_core import EnginePhase, EngineState
+from server.engine_client import EngineClient
+from server.errors import ErrorKind, RequestError, build_error_body
+from server.json_text import encode_json
+
+# An engine with work in hand that has not finished a step for this long should get no new requests.
+MAX_HEARTBEAT_AGE_S = 2.0
+
+
+class MetricsPage(Protocol):
+    """What /metrics shows."""
+
+    def render(self) -> tuple[bytes, str]:
+        """Return the page and its content type."""
+
+
+def build_router(
+    *, engine_client: EngineClient, metrics: MetricsPage, version: str, system_fingerprint: str
+) -> APIRouter:
+    """Return the router of these endpoints.
+
+    Args:
+        engine_client: Its state is what the probes tell.
+        metrics: What /metrics shows.
+        version: Of this server.
+        system_fingerprint: As in replies.
+    """
+    router = APIRouter(tags=["operations"])
+
+    # Not a thread hop away: probes must answer while every thread of the pools is busy.
+    @router.get("/health")
+    async def get_health() -> Response:
+        """Tell whether the process can still serve; load never changes it."""
+        state = engine_client.state
+        if state.phase is EnginePhase.DEAD:
+            return _build_status(503, state, "The engine has died; restart the server.", ErrorKind.ENGINE_DEAD)
+        return _build_ok("ok")
+
+    @router.get("/ready")
+    async def get_ready() -> Response:
+        """Tell whether requests should be sent here now."""
+        state = engine_client.state
+        if state.phase is EnginePhase.LOADING:
+            return _build_status(503, state, "The model is still loading.", ErrorKind.NOT_READY)
+        if state.phase is not EnginePhase.READY:
+            return _build_status(503, state, "The engine has stopped.", ErrorKind.ENGINE_DEAD)
+        age_s = engine_client.seconds_since_progress()
+        if age_s > MAX_HEARTBEAT_AGE_S:
+            message = f"The engine has work but has made no progress for {age_s:.1f} s."
+            return _build_status(503, state, message, ErrorKind.NOT_READY)
+        return _build_ok("ready")
+
+    @router.get("/ping")
+    async def ping() -> Response:
+        """Answer, whatever the state."""
+        return _build_ok("ok")
+
+    @router.get("/version")
+    async def get_version() -> dict[str, str]:
+        """Tell what runs here."""
+        return {"version": version, "system_fingerprint": system_fingerprint}
+
+    @router.get("/metrics")
+    async def get_metrics() -> Response:
+        """Show the metrics in Prometheus' text format."""
+        body, content_type = metrics.render()
+        return Response(body, headers={"Content-Type": content_type})
+
+    return router
+
+
+def _build_ok(status: str) -> Response:
+    return Response(encode_json({"status": status}), media_type="application/json")
+
+
+def _build_status(status_code: int, state: EngineState, message: str, kind: ErrorKind) -> Response:
+    error = RequestError(message, kind=kind)
+    body: dict[str, Any] = {
+        "status": state.phase.value,
+        "detail": state.detail,
+        "progress": round(state.progress, 3),
+        **build_error_body(error),
+    }
+    retry_after_s = error.reply.retry_after_s
+    headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+    return Response(encode_json(body), status_code=status_code, headers=headers, media_type="application/json")

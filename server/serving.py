@@ -1,0 +1,150 @@
+"""`pointsman serve`: everything that serves one model, put together. Imports the engine, hence torch."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from dataclasses import dataclass
+
+from engine_core import EngineConfig, EngineState
+from engine_core.engine import Checkpoint, Engine, open_checkpoint
+from server.admission import Admission, SamplingDefaults
+from server.app import create_app
+from server.chat_template import ChatTemplate, ChatTemplateError
+from server.config import ServerConfig
+from server.daemon import Daemon, ExitCode
+from server.fingerprint import compute_fingerprint
+from server.in_proc_client import InProcEngineClient
+from server.listener import listen
+from server.metrics import ServerMetrics
+from server.model_resolver import ResolvedModel
+from server.output_processor import OutputProcessor
+from server.startup_report import StartupReport, format_curl, format_memory, format_summary, format_url
+from server.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+# Python's default of 5 ms is how long the event loop may wait for the engine's thread to let go of the GIL.
+_SWITCH_INTERVAL_S = 0.0005
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A checkpoint that was found complete, with what turns text into its tokens and back.
+
+    Attributes:
+        name: As served.
+        config: Resolved against the checkpoint.
+        checkpoint: Its weights are not read yet.
+        tokenizer: The model's.
+        chat_template: None where it has none, or a broken one.
+    """
+
+    name: str
+    config: EngineConfig
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+
+
+def serve(
+    config: ServerConfig, *, model: ResolvedModel, sock: socket.socket, report: StartupReport, version: str
+) -> ExitCode:
+    """Serve until told to stop, or until the engine dies.
+
+    Args:
+        config: The server's.
+        model: What to serve.
+        sock: Bound, not listening yet.
+        report: To the operator.
+        version: Of Pointsman.
+
+    Raises:
+        CheckpointError: The model's files are incomplete or of no supported kind.
+        ConfigError: The configuration does not fit the model.
+        ListenError: The port was opened by another program meanwhile.
+    """
+    loaded = open_model(config, model)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    metrics = ServerMetrics(loaded.name)
+    client = create_client(loaded, metrics)
+    app = create_app(
+        engine_client=client,
+        admission=_create_admission(loaded, client),
+        metrics=metrics,
+        served_model_name=loaded.name,
+        version=version,
+        system_fingerprint=compute_fingerprint(loaded.config, version),
+        is_strict=config.strict_fields,
+    )
+    listen(sock)
+    url = format_url(config.host, sock.getsockname()[1])
+    report.line(
+        format_summary(
+            version=version,
+            model_name=loaded.name,
+            architecture=loaded.checkpoint.arch.architecture,
+            config=loaded.config,
+            url=url,
+        )
+    )
+
+    def announce(state: EngineState) -> None:
+        report.line(format_memory(state))
+        print(format_curl(url, loaded.name, has_chat=loaded.chat_template is not None), flush=True)
+
+    return Daemon(client=client, app=app, sock=sock, report=report, on_ready=announce).run()
+
+
+def open_model(config: ServerConfig, model: ResolvedModel) -> LoadedModel:
+    """Open the model's files and check all that can be checked without reading weights.
+
+    Raises:
+        CheckpointError: The files are incomplete or of no supported kind.
+        ConfigError: The configuration does not fit the model.
+    """
+    checkpoint = open_checkpoint(model.path)
+    engine_config = config.to_engine_config(model.path)
+    tokenizer = load_tokenizer(model.path, checkpoint.gguf_metadata)
+    return LoadedModel(
+        name=config.served_model_name or model.served_name,
+        config=engine_config.resolve(trained_model_len=checkpoint.arch.max_position_embeddings),
+        checkpoint=checkpoint,
+        tokenizer=tokenizer,
+        chat_template=_create_chat_template(tokenizer),
+    )
+
+
+def create_client(loaded: LoadedModel, metrics: ServerMetrics) -> InProcEngineClient:
+    """Return the client of an engine for this model, not yet started."""
+    processor = OutputProcessor(new_decode_stream=loaded.tokenizer.decode_stream, metrics=metrics)
+    return InProcEngineClient(
+        lambda publish, on_state: Engine(loaded.config, loaded.checkpoint, publish=publish, on_state=on_state),
+        processor,
+    )
+
+
+def _create_chat_template(tokenizer: Tokenizer) -> ChatTemplate | None:
+    if tokenizer.chat_template is None:
+        return None
+    try:
+        return ChatTemplate(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token)
+    except ChatTemplateError as error:
+        logger.warning("%s Chat is refused; completions work.", error)
+        return None
+
+
+def _create_admission(loaded: LoadedModel, client: InProcEngineClient) -> Admission:
+    generation = loaded.checkpoint.generation
+    given = {"temperature": generation.temperature, "top_p": generation.top_p, "top_k": generation.top_k}
+    return Admission(
+        engine_client=client,
+        tokenizer=loaded.tokenizer,
+        chat_template=loaded.chat_template,
+        served_model_name=loaded.name,
+        sampling_defaults=SamplingDefaults(
+            **{name: value for name, value in given.items() if value is not None}  # type: ignore[arg-type]
+        ),
+        eos_token_ids=generation.eos_token_ids,
+    )

@@ -1,0 +1,124 @@
+"""What the operator reads while the server starts: summary, progress, memory, and a curl that works."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import shlex
+import sys
+from typing import TextIO
+
+from engine_core import EngineConfig, EnginePhase, EngineState
+
+_PROGRESS_STEPS = 4  # lines of progress where they cannot overwrite each other
+_MIB = 2**20
+
+
+class StartupReport:
+    """Writes to the operator.
+
+    Args:
+        out: A terminal, where progress overwrites itself, or a file.
+    """
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out if out is not None else sys.stderr
+        self._is_terminal = self._out.isatty()
+        self._is_line_open = False
+        self._last_quarter = -1
+
+    def line(self, text: str) -> None:
+        """Write one line, below whatever progress there is."""
+        if self._is_line_open:
+            self._out.write("\n")
+            self._is_line_open = False
+        self._out.write(f"{text}\n")
+        self._out.flush()
+
+    def loading(self, state: EngineState) -> None:
+        """Show how far loading is."""
+        text = f"Loading {state.progress:4.0%}  {state.detail}"
+        if self._is_terminal:
+            self._out.write(f"\r\x1b[K{text}")
+            self._out.flush()
+            self._is_line_open = True
+        elif (quarter := int(state.progress * _PROGRESS_STEPS)) > self._last_quarter:
+            self._last_quarter = quarter
+            self.line(text)
+
+
+def format_summary(*, version: str, model_name: str, architecture: str, config: EngineConfig, url: str) -> str:
+    """Return what is about to run, before loading starts.
+
+    Args:
+        version: Of Pointsman.
+        model_name: As served.
+        architecture: The checkpoint's own name for it.
+        config: Resolved: its context is settled.
+        url: Where it is served.
+    """
+    threads = config.device.num_threads or "one a core"
+    return _format_rows(
+        f"Pointsman {version}",
+        {
+            "model": f"{model_name} ({architecture})",
+            "files": str(config.model.path),
+            "context": f"{config.model.max_model_len:,} tokens",
+            "compute": f"{config.device.backend} kernels, dtype {config.model.dtype}, threads: {threads}",
+            "address": url,
+        },
+    )
+
+
+def format_memory(state: EngineState) -> str:
+    """Return how memory is spent, once the engine is ready.
+
+    Args:
+        state: In phase READY.
+    """
+    assert state.phase is EnginePhase.READY, state
+    num_tokens = state.num_blocks * state.block_size
+    rows = {
+        "weights": _format_bytes(state.weights_bytes),
+        "KV cache": f"{_format_bytes(state.kv_bytes)}: {state.num_blocks:,} blocks of {state.block_size} tokens",
+        "holds": f"{num_tokens:,} tokens, {num_tokens / state.max_model_len:.1f} requests of full length "
+        f"({state.max_model_len:,} tokens)",
+    }
+    if state.detail:
+        rows["sized by"] = state.detail
+    return _format_rows("Memory", rows)
+
+
+def format_url(host: str, port: int) -> str:
+    """Return the address to use on this machine; an address that means "all" becomes loopback."""
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return f"http://{host}:{port}"
+    if address.is_unspecified:
+        address = ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")
+    return f"http://[{address}]:{port}" if address.version == 6 else f"http://{address}:{port}"
+
+
+def format_curl(url: str, model_name: str, *, has_chat: bool) -> str:
+    """Return one line for a shell that gets an answer from this server.
+
+    Args:
+        url: From ``format_url``.
+        model_name: As served.
+        has_chat: The model has a chat template; else it completes text.
+    """
+    path = "chat/completions" if has_chat else "completions"
+    chat, text = {"messages": [{"role": "user", "content": "Say hello."}]}, {"prompt": "Once upon a time"}
+    fields = {"model": model_name, **(chat if has_chat else text), "max_tokens": 64, "temperature": 0}
+    data = json.dumps(fields, ensure_ascii=False)
+    return f"curl {url}/v1/{path} -H 'Content-Type: application/json' -d {shlex.quote(data)}"
+
+
+def _format_rows(title: str, rows: dict[str, str]) -> str:
+    width = max(map(len, rows))
+    return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows.items())])
+
+
+def _format_bytes(num_bytes: int) -> str:
+    return f"{num_bytes / _MIB:,.0f} MiB"

@@ -1,0 +1,234 @@
+"""Running generations for one connection: whole answers, event streams, pings, and the client's leaving.
+
+Knows ASGI and EngineClient; what a chunk looks like is the ReplyShape's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from starlette.responses import StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from engine_core import FinishReason
+from server.engine_client import EngineClient
+from server.errors import ClientGoneError, ErrorKind, RequestError, as_request_error, build_error_body
+from server.generation import GenerationOutput, GenerationRequest
+from server.replies import Choice, ReplyShape
+from server.sse import DONE, PING, build_event
+
+T = TypeVar("T")
+IndexedOutputs = AsyncGenerator[tuple[int, GenerationOutput], None]
+
+_STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTiming:
+    """When a stream speaks without having anything to say.
+
+    Attributes:
+        header_wait_s: Headers wait this long for the first token, so that an early failure still has a status.
+        ping_interval_s: Silence after which a comment is sent, so that no proxy cuts the stream.
+    """
+
+    header_wait_s: float = 5.0
+    ping_interval_s: float = 15.0
+
+
+async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` to its end, or cancel it as soon as the client leaves.
+
+    Args:
+        receive: The connection's ASGI channel, its body read to the end.
+        work: Cleans up after itself when cancelled.
+
+    Raises:
+        ClientGoneError: The client left first.
+    """
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_wait_for_disconnect(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGoneError
+        return task.result()
+    finally:
+        await _cancel(task, gone)
+
+
+async def collect_choices(engine_client: EngineClient, requests: Sequence[GenerationRequest]) -> list[Choice]:
+    """Run requests to their ends and return one Choice each.
+
+    Raises:
+        RequestError: One of them failed; the others are aborted.
+        EngineDeadError: The engine died.
+    """
+    choices = [Choice(request.num_prompt_tokens) for request in requests]
+    async with aclosing(generate_all(engine_client, requests)) as outputs:
+        async for index, output in outputs:
+            choices[index].add(output)
+    return choices
+
+
+async def build_events(
+    engine_client: EngineClient, requests: Sequence[GenerationRequest], shape: ReplyShape, *, has_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    """Run requests and yield their event stream, ``[DONE]`` included; errors as collect_choices."""
+    choices = [Choice(request.num_prompt_tokens) for request in requests]
+    is_first = [True] * len(choices)
+    async with aclosing(generate_all(engine_client, requests)) as outputs:
+        async for index, output in outputs:
+            choices[index].note(output)
+            chunks = shape.build_chunks(index, output, is_first=is_first[index])
+            is_first[index] = False
+            if chunks:
+                yield b"".join(map(build_event, chunks))
+    if has_usage:
+        yield build_event(shape.build_usage_chunk(choices))
+    yield DONE
+
+
+async def generate_all(engine_client: EngineClient, requests: Sequence[GenerationRequest]) -> IndexedOutputs:
+    """Run requests side by side and yield (index, output) as they come; closing it aborts all of them.
+
+    Raises:
+        RequestError: One of them ended by an error or was aborted by the server.
+        EngineDeadError: The engine died.
+    """
+    merged = _generate_one(engine_client, requests[0]) if len(requests) == 1 else _merge(engine_client, requests)
+    async with aclosing(merged) as outputs:
+        async for index, output in outputs:
+            _check_success(output)
+            yield index, output
+
+
+class EventStream(StreamingResponse):
+    """A response of server-sent events that starts late, pings, tells errors, and ends with its client.
+
+    Args:
+        events: Yields bytes of whole events. Closed promptly when the client leaves.
+        timing: When to speak without an event.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None], *, timing: StreamTiming) -> None:
+        super().__init__(events, headers=_STREAM_HEADERS, media_type="text/event-stream")
+        self._events = events
+        self._timing = timing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start: Message = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        writer = _EventWriter(send, start, self._timing)
+        await run_while_connected(receive, writer.run(self._events))
+
+
+class _EventWriter:
+    def __init__(self, send: Send, start: Message, timing: StreamTiming) -> None:
+        self._send_message = send
+        self._start = start
+        self._timing = timing
+        self._lock = asyncio.Lock()
+        self._has_started = False
+        self._last_sent_s = 0.0
+
+    async def run(self, events: AsyncGenerator[bytes, None]) -> None:
+        try:
+            await self._write_all(events)
+        except Exception as error:
+            if not self._has_started:
+                raise
+            await self._send(build_event(build_error_body(as_request_error(error))) + DONE)
+        await self._send(b"", more_body=False)
+
+    async def _write_all(self, events: AsyncGenerator[bytes, None]) -> None:
+        pinger = asyncio.create_task(self._ping())
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    await self._send(event)
+        finally:
+            await _cancel(pinger)
+
+    async def _ping(self) -> None:
+        await asyncio.sleep(self._timing.header_wait_s)
+        if not self._has_started:
+            await self._send(PING)
+        time = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(max(self._last_sent_s + self._timing.ping_interval_s - time(), 0))
+            # An event may have gone out meanwhile.
+            if time() >= self._last_sent_s + self._timing.ping_interval_s:
+                await self._send(PING)
+
+    async def _send(self, body: bytes, *, more_body: bool = True) -> None:
+        # The lock keeps a ping from overtaking the start message while that waits for the socket.
+        async with self._lock:
+            if not self._has_started:
+                await self._send_message(self._start)
+                self._has_started = True
+            await self._send_message({"type": "http.response.body", "body": body, "more_body": more_body})
+            self._last_sent_s = asyncio.get_running_loop().time()
+
+
+async def _generate_one(engine_client: EngineClient, request: GenerationRequest) -> IndexedOutputs:
+    async with _closing(engine_client.generate(request)) as outputs:
+        async for output in outputs:
+            yield 0, output
+
+
+async def _merge(engine_client: EngineClient, requests: Sequence[GenerationRequest]) -> IndexedOutputs:
+    # Bounded, so that a slow reader slows the feeders and not the server's memory.
+    queue: asyncio.Queue[tuple[int, GenerationOutput] | Exception | None] = asyncio.Queue(len(requests))
+
+    async def feed(index: int, request: GenerationRequest) -> None:
+        try:
+            async with _closing(engine_client.generate(request)) as outputs:
+                async for output in outputs:
+                    await queue.put((index, output))
+        except Exception as error:
+            await queue.put(error)
+        await queue.put(None)
+
+    feeders = [asyncio.create_task(feed(index, request)) for index, request in enumerate(requests)]
+    num_running = len(feeders)
+    try:
+        while num_running:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                num_running -= 1
+            else:
+                yield item
+    finally:
+        await _cancel(*feeders)
+
+
+def _check_success(output: GenerationOutput) -> None:
+    if output.finish_reason is FinishReason.ERROR:
+        sentence = output.error or "The engine failed on this request."
+        raise RequestError(sentence, kind=ErrorKind.INTERNAL)
+    if output.finish_reason is FinishReason.ABORT:
+        raise RequestError("The server ended this request before it was answered.", kind=ErrorKind.ABORTED)
+
+
+def _closing(
+    outputs: AsyncIterator[GenerationOutput],
+) -> AbstractAsyncContextManager[AsyncGenerator[GenerationOutput, None]]:
+    # EngineClient.generate promises an iterator that can be closed; AsyncIterator alone does not say so.
+    return aclosing(cast(AsyncGenerator[GenerationOutput, None], outputs))
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,189 @@
+"""Text to token ids and back, through the `tokenizers` library: from a tokenizer.json or rebuilt from a GGUF.
+
+Knows what the tokenizer's own files say (bos, eos, chat template), nothing of requests.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
+from engine_core import CheckpointError
+from server.detokenizer import IncrementalDetokenizer
+from server.gguf_tokenizer import rebuild_tokenizer
+
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+class Tokenizer:
+    """A model's tokenizer. Encoding and decoding release the GIL and may run in any thread.
+
+    Args:
+        pipeline: The library's tokenizer.
+        bos_token: The token that starts a text, or None.
+        eos_token: The token that ends one, or None.
+        chat_template: Jinja source, or None where the model has none.
+
+    Attributes:
+        bos_token: As given.
+        eos_token: As given.
+        chat_template: As given.
+    """
+
+    def __init__(
+        self,
+        pipeline: tokenizers.Tokenizer,
+        *,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        # A tokenizer.json may carry training's truncation and padding; prompts are neither cut nor filled here.
+        pipeline.no_truncation()
+        pipeline.no_padding()
+        self._pipeline = pipeline
+        self.bos_token = bos_token
+        self.eos_token = eos_token
+        self.chat_template = chat_template
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens, added ones included. The model's embedding may have more rows."""
+        return self._pipeline.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Return the ids of a text. Special tokens that the text spells out are recognised.
+
+        Args:
+            text: Any string; lone surrogates count as U+FFFD.
+            add_special_tokens: Put BOS (and EOS) where this tokenizer does: True for a plain prompt, False for a
+                rendered chat, whose template has written them already.
+        """
+        return self._pipeline.encode(_SURROGATE.sub("\ufffd", text), add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the whole text of some ids, special tokens skipped, U+FFFD where bytes are no character."""
+        return self._pipeline.decode(list(token_ids), skip_special_tokens=True)
+
+    def decode_stream(self, prompt_token_ids: Sequence[int] = ()) -> IncrementalDetokenizer:
+        """Return a decoder for one output.
+
+        Args:
+            prompt_token_ids: The prompt that it continues: some tokenizers need it to keep the first word's space.
+        """
+        return IncrementalDetokenizer(self.decode, prompt_token_ids)
+
+
+def load_tokenizer(path: Path, gguf_metadata: Mapping[str, Any]) -> Tokenizer:
+    """Load the tokenizer of a checkpoint.
+
+    Args:
+        path: A checkpoint directory or a .gguf file.
+        gguf_metadata: The file's metadata; empty for a directory.
+
+    Raises:
+        CheckpointError: There is none, or it cannot be read.
+    """
+    return _load_directory(path) if path.is_dir() else _load_gguf(gguf_metadata)
+
+
+def _load_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
+    rebuilt = rebuild_tokenizer(metadata)
+    _set_affixes(
+        rebuilt.pipeline,
+        rebuilt.bos_token if rebuilt.adds_bos else None,
+        rebuilt.eos_token if rebuilt.adds_eos else None,
+    )
+    template = metadata.get("tokenizer.chat_template")
+    return Tokenizer(
+        rebuilt.pipeline,
+        bos_token=rebuilt.bos_token,
+        eos_token=rebuilt.eos_token,
+        chat_template=template if isinstance(template, str) else None,
+    )
+
+
+def _load_directory(path: Path) -> Tokenizer:
+    pipeline = _read_pipeline(path)
+    config = _read_json(path / "special_tokens_map.json") | _read_json(path / "tokenizer_config.json")
+    bos_token, eos_token = _token_text(config.get("bos_token")), _token_text(config.get("eos_token"))
+    _apply_add_bos(pipeline, config, bos_token, eos_token)
+    return Tokenizer(
+        pipeline, bos_token=bos_token, eos_token=eos_token, chat_template=_find_chat_template(path, config)
+    )
+
+
+def _read_pipeline(path: Path) -> tokenizers.Tokenizer:
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        pieces = next((p.name for p in sorted(path.glob("*.model"))), None)
+        only = f", only {pieces}, which is not read" if pieces else ""
+        raise CheckpointError(
+            f"{path} has no tokenizer.json{only}. Make one with transformers' "
+            "AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY), or use a GGUF of the model."
+        )
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{file} cannot be read: {error}.") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold a JSON object.")
+    return value
+
+
+def _token_text(value: Any) -> str | None:
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
+
+
+def _apply_add_bos(
+    pipeline: tokenizers.Tokenizer, config: Mapping[str, Any], bos_token: str | None, eos_token: str | None
+) -> None:
+    """Let tokenizer_config.json's add_bos_token win over tokenizer.json where the two disagree."""
+    wanted = config.get("add_bos_token")
+    bos_id = pipeline.token_to_id(bos_token) if bos_token is not None else None
+    if not isinstance(wanted, bool) or bos_id is None:
+        return
+    if (bos_id in pipeline.encode("", add_special_tokens=True).ids[:1]) != wanted:
+        _set_affixes(
+            pipeline, bos_token if wanted else None, eos_token if config.get("add_eos_token") is True else None
+        )
+
+
+def _set_affixes(pipeline: tokenizers.Tokenizer, prefix: str | None, suffix: str | None) -> None:
+    # Under aliases: a token's own text may hold characters that mean something in a template.
+    affixes = {"prefix": prefix, "suffix": suffix}
+    present = [
+        {"id": alias, "ids": [pipeline.token_to_id(token)], "tokens": [token]}
+        for alias, token in affixes.items()
+        if token is not None
+    ]
+    single = [name for name in ("prefix", "$A", "suffix") if name == "$A" or affixes[name] is not None]
+    pipeline.post_processor = TemplateProcessing(single=single, special_tokens=present)
+
+
+def _find_chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
+    """Return the template in transformers' order of files; of several named ones, the one called default."""
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = _read_json(path / "chat_template.json").get("chat_template") or config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None

@@ -1,0 +1,5 @@
+"""Set before anything imports torch: small tensors gain nothing from a second thread, and lose much on a shared core."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import pytest
+
+from engine_core.kv_cache.block_hash import BlockHasher
+
+
+def chain_of(tokens: list[int], *, block_size: int = 4, seed: bytes = b"s") -> list[bytes]:
+    chain: list[bytes] = []
+    BlockHasher(block_size=block_size, seed=seed).extend_chain(chain, tokens, len(tokens) // block_size)
+    return chain
+
+
+def test_k1_the_chain_is_sha256_over_parent_and_little_endian_int32() -> None:
+    root = hashlib.sha256(b"s").digest()
+    first = hashlib.sha256(root + struct.pack("<4i", 1, 2, 3, 4)).digest()
+    second = hashlib.sha256(first + struct.pack("<4i", 5, 6, 7, 70_000)).digest()
+    assert chain_of([1, 2, 3, 4, 5, 6, 7, 70_000]) == [first, second]
+
+
+def test_k1_a_digest_stands_for_the_whole_prefix() -> None:
+    one, other = chain_of([1, 2, 3, 4, 9, 9, 9, 9]), chain_of([1, 2, 3, 5, 9, 9, 9, 9])
+    assert not set(one) & set(other)
+    assert chain_of([1, 2, 3, 4])[0] == one[0]
+
+
+def test_the_seed_separates_instances() -> None:
+    assert chain_of([1, 2, 3, 4]) != chain_of([1, 2, 3, 4], seed=b"t")
+
+
+@pytest.mark.parametrize("stops", [[0, 1, 2, 3], [3], [1, 3], [2, 2, 3, 1]])
+def test_extending_in_pieces_gives_the_same_chain(stops: list[int]) -> None:
+    tokens = list(range(15))  # the last block is not full
+    hasher, chain = BlockHasher(block_size=4, seed=b"s"), []
+    for num_blocks in stops:
+        hasher.extend_chain(chain, tokens, num_blocks)
+    assert chain == chain_of(tokens) and len(chain) == 3
+
+
+def test_k2_extras_change_the_digest() -> None:
+    hasher = BlockHasher(block_size=2, seed=b"s")
+    digests = {hasher.digest(hasher.root, [1, 2], extra) for extra in (b"", b"adapter a", b"adapter b")}
+    assert len(digests) == 3

@@ -1,0 +1,98 @@
+"""From SchedulerOutput deltas to one step's arrays."""
+
+from __future__ import annotations
+
+from engine_core.model.input_batch import InputBatch
+from engine_core.sampling_params import SamplingParams
+from engine_core.scheduler.output import CachedRequestData, NewRequestData, SchedulerOutput
+
+PARAMS = SamplingParams(max_tokens=20)
+
+
+def new(
+    request_id: str, num_tokens: int, block_ids: list[int], *, computed: int = 0, prompt: int = 0
+) -> NewRequestData:
+    tokens = list(range(100, 100 + num_tokens))
+    return NewRequestData(request_id, tokens, prompt or num_tokens, PARAMS, block_ids, computed, resumed=prompt > 0)
+
+
+def output(
+    counts: dict[str, int],
+    new_reqs: list[NewRequestData] = [],  # noqa: B006 - never changed
+    cached: CachedRequestData | None = None,
+    finished: tuple[str, ...] = (),
+    preempted: tuple[str, ...] = (),
+) -> SchedulerOutput:
+    return SchedulerOutput(
+        counts, sum(counts.values()), new_reqs, cached or CachedRequestData(), list(finished), list(preempted)
+    )
+
+
+def create_batch() -> InputBatch:
+    return InputBatch(max_model_len=64, block_size=4)
+
+
+def test_a_whole_prompt_and_its_sampling_row() -> None:
+    batch = create_batch()
+    step = output({"a": 6}, [new("a", 6, [5, 2])])
+    batch.apply(step)
+    meta = batch.build_step(step).meta
+    assert meta.token_ids.tolist() == [100, 101, 102, 103, 104, 105]
+    assert meta.positions.tolist() == [0, 1, 2, 3, 4, 5]
+    assert meta.slot_mapping.tolist() == [20, 21, 22, 23, 8, 9]
+    assert meta.kv_indices.tolist() == [5, 2]
+    assert (meta.last_page_len.tolist(), meta.kv_lens.tolist()) == ([2], [6])
+    assert meta.logit_rows.tolist() == [5]
+
+
+def test_a_chunk_samples_nothing_and_the_last_one_does() -> None:
+    batch = create_batch()
+    first = output({"a": 4}, [new("a", 6, [1])])
+    batch.apply(first)
+    inputs = batch.build_step(first)
+    assert inputs.sampling_rows == []
+    assert inputs.meta.logit_rows.tolist() == []
+    last = output({"a": 2}, cached=CachedRequestData(["a"], [[3]], [4]))
+    batch.apply(last)
+    inputs = batch.build_step(last)
+    assert [row.request_id for row in inputs.sampling_rows] == ["a"]
+    assert inputs.meta.slot_mapping.tolist() == [12, 13]
+    assert inputs.meta.kv_indices.tolist() == [1, 3]
+
+
+def test_decodes_come_first_and_rows_follow_them() -> None:
+    batch = create_batch()
+    start = output({"a": 3}, [new("a", 3, [1])])
+    batch.apply(start)
+    batch.build_step(start).sampling_rows[0].append_token(7)
+    mixed = output({"b": 5, "a": 1}, [new("b", 5, [2, 3])], CachedRequestData(["a"], [[]], [3]))
+    batch.apply(mixed)
+    inputs = batch.build_step(mixed)
+    assert [row.request_id for row in inputs.sampling_rows] == ["a", "b"]
+    assert inputs.meta.num_decodes == 1
+    assert inputs.meta.qo_indptr.tolist() == [0, 1, 6]
+    assert inputs.meta.token_ids.tolist()[:2] == [7, 100]
+    assert inputs.meta.kv_indptr.tolist() == [0, 1, 3]
+    assert inputs.meta.logit_rows.tolist() == [0, 5]
+    assert inputs.meta.kv_lens.tolist() == [4, 5]
+
+
+def test_a_prefix_hit_starts_in_the_middle() -> None:
+    batch = create_batch()
+    step = output({"a": 2}, [new("a", 10, [9, 8, 7], computed=8)])
+    batch.apply(step)
+    meta = batch.build_step(step).meta
+    assert meta.positions.tolist() == [8, 9]
+    assert meta.slot_mapping.tolist() == [28, 29]
+    assert (meta.kv_lens.tolist(), meta.kv_indices.tolist()) == ([10], [9, 8, 7])
+
+
+def test_rows_leave_on_finish_and_preemption_and_come_back_whole() -> None:
+    batch = create_batch()
+    batch.apply(output({"a": 3, "b": 3}, [new("a", 3, [1]), new("b", 3, [2])]))
+    batch.apply(output({}, finished=("a",), preempted=("b",)))
+    assert len(batch) == 0
+    resumed = output({"b": 5}, [new("b", 5, [4, 6], prompt=3)])
+    batch.apply(resumed)
+    row = batch.build_step(resumed).sampling_rows[0]
+    assert (row.num_output_tokens, row.blocks(2).tolist()) == (2, [4, 6])

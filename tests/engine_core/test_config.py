@@ -1,0 +1,38 @@
+"""EngineConfig: contradictions are named, and resolve() gives a new object."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine_core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine_core.errors import ConfigError
+
+CONFIG = EngineConfig(ModelConfig(Path("m")))
+
+
+def test_resolve_settles_the_context_and_leaves_the_original_alone() -> None:
+    resolved = CONFIG.resolve(trained_model_len=2048)
+    assert resolved.model.max_model_len == 2048
+    assert CONFIG.model.max_model_len is None
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (replace(CONFIG, scheduler=SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=9)), "max_num_seqs"),
+        (replace(CONFIG, scheduler=SchedulerConfig(max_num_seqs=0)), "max_num_seqs"),
+        (replace(CONFIG, scheduler=SchedulerConfig(enable_chunked_prefill=False)), "enable_chunked_prefill"),
+        (replace(CONFIG, scheduler=SchedulerConfig(long_prefill_token_threshold=5000)), "long_prefill_token_threshold"),
+        (replace(CONFIG, model=ModelConfig(Path("m"), max_model_len=4096)), "max_model_len"),
+        (replace(CONFIG, model=ModelConfig(Path("m"), dtype="int3")), "dtype"),
+        (replace(CONFIG, cache=CacheConfig(watermark=1.0)), "watermark"),
+        (replace(CONFIG, cache=CacheConfig(block_size=0)), "block_size"),
+        (replace(CONFIG, cache=CacheConfig(num_blocks=0)), "num_blocks"),
+    ],
+)
+def test_contradictions_name_the_fields(config: EngineConfig, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config.resolve(trained_model_len=2048)

@@ -1,0 +1,87 @@
+"""Helpers that more than one test package uses: an engine driven from the test's own thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from engine_core import (
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EnginePhase,
+    EngineState,
+    ModelConfig,
+    SamplingParams,
+    SchedulerConfig,
+)
+from engine_core.engine import Engine, open_checkpoint
+
+_WAIT_S = 120.0
+
+
+def greedy(max_tokens: int, **overrides: object) -> SamplingParams:
+    """Greedy sampling that never stops early."""
+    return SamplingParams(**{"max_tokens": max_tokens, "temperature": 0.0, **overrides})  # type: ignore[arg-type]
+
+
+class EngineDriver:
+    """A real Engine in its thread; outputs are collected here, one request a prompt."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        dtype: str = "fp32",
+        backend: str = "torch",
+        cache: CacheConfig = CacheConfig(block_size=32, num_blocks=512),  # noqa: B008 - frozen
+        scheduler: SchedulerConfig = SchedulerConfig(),  # noqa: B008 - frozen
+    ) -> None:
+        self.outputs: queue.SimpleQueue[EngineCoreOutputs] = queue.SimpleQueue()
+        self._settled = threading.Event()
+        config = EngineConfig(ModelConfig(path, dtype), cache, scheduler, DeviceConfig(backend))
+        self.engine = Engine(config, open_checkpoint(path), publish=self.outputs.put, on_state=self._note)
+        self._num_requests = 0
+
+    def _note(self, state: EngineState) -> None:
+        if state.phase is not EnginePhase.LOADING:
+            self._settled.set()
+
+    def __enter__(self) -> EngineDriver:
+        self.engine.start()
+        assert self._settled.wait(_WAIT_S), "the engine did not load"
+        assert self.engine.state.phase is EnginePhase.READY, self.engine.state.detail
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.engine.shutdown(_WAIT_S)
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams) -> str:
+        """Hand one request over and return its id."""
+        self._num_requests += 1
+        request_id = f"r{self._num_requests}"
+        self.engine.add_request(EngineCoreRequest(request_id, list(prompt), params, arrival_time=self._num_requests))
+        return request_id
+
+    def next_outputs(self) -> list[EngineCoreOutput]:
+        """Wait for one step's outputs."""
+        message = self.outputs.get(timeout=_WAIT_S)
+        assert message.engine_error is None, message.engine_error
+        return message.outputs
+
+    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[int]]:
+        """Run all prompts at once and return each one's tokens."""
+        tokens: dict[str, list[int]] = {self.submit(prompt, params): [] for prompt in prompts}
+        running = set(tokens)
+        while running:
+            for output in self.next_outputs():
+                tokens[output.request_id] += output.new_token_ids
+                if output.finish_reason:
+                    running.remove(output.request_id)
+        return list(tokens.values())

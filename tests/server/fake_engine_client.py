@@ -1,0 +1,74 @@
+"""FakeEngineClient: an engine that says what a test tells it to, and remembers what was asked and what was aborted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from engine_core import EnginePhase, EngineState, FinishReason
+from server.engine_client import EngineClient
+from server.generation import GenerationOutput, GenerationRequest
+
+# An output is yielded, an Event is waited for, an exception is raised.
+ScriptItem = GenerationOutput | asyncio.Event | Exception
+Script = Callable[[GenerationRequest], Sequence[ScriptItem]]
+
+
+def create_state(phase: EnginePhase = EnginePhase.READY, **overrides: object) -> EngineState:
+    fields: dict[str, object] = {"num_blocks": 16, "block_size": 8, "max_model_len": 64, **overrides}
+    return EngineState(phase, **fields)  # type: ignore[arg-type]
+
+
+def say(*texts: str, finish_reason: FinishReason = FinishReason.STOP, num_cached_tokens: int = 0) -> list[ScriptItem]:
+    """One token a text; the last one ends the request."""
+    return [
+        GenerationOutput(
+            text=text,
+            num_output_tokens=number,
+            finish_reason=finish_reason if number == len(texts) else None,
+            num_cached_tokens=num_cached_tokens,
+        )
+        for number, text in enumerate(texts, start=1)
+    ]
+
+
+class FakeEngineClient(EngineClient):
+    """An EngineClient without an engine.
+
+    Args:
+        script: Given a request, what happens to it, in order; None = two words, then stop.
+        state: The engine's state, which a test may set at any time.
+    """
+
+    def __init__(self, script: Script | None = None, state: EngineState | None = None) -> None:
+        self.script: Script = script or (lambda request: say("Hello", " there"))
+        self.engine_state = state or create_state()
+        self.heartbeat_age_s = 0.0
+        self.requests: list[GenerationRequest] = []
+        self.aborted: list[str] = []
+        self.has_aborted = asyncio.Event()
+
+    @property
+    def state(self) -> EngineState:
+        return self.engine_state
+
+    def seconds_since_progress(self) -> float:
+        return self.heartbeat_age_s
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationOutput]:
+        self.requests.append(request)
+        has_ended = False
+        try:
+            for item in self.script(request):
+                if isinstance(item, asyncio.Event):
+                    await item.wait()
+                    continue
+                if isinstance(item, Exception):
+                    has_ended = True
+                    raise item
+                has_ended = item.finish_reason is not None
+                yield item
+        finally:
+            if not has_ended:
+                self.aborted.append(request.engine_request.request_id)
+                self.has_aborted.set()

@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from engine_core import EnginePhase
+from server.admission import Admission, SamplingDefaults
+from server.errors import ErrorKind, RequestError
+from server.protocol import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from tests.server.fake_engine_client import FakeEngineClient, create_state
+from tests.server.http_helpers import MODEL, FakeTemplate, FakeTokenizer, create_admission
+
+
+def completion(prompt: Any = "hi", **fields: Any) -> CompletionRequest:
+    return parse_completion({"prompt": prompt, **fields}, is_strict=True, on_unknown=print)
+
+
+def chat(*contents: str, **fields: Any) -> ChatRequest:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[index % 2], "content": content} for index, content in enumerate(contents or ("hi",))]
+    return parse_chat({"messages": messages, **fields}, is_strict=True, on_unknown=print)
+
+
+@asynccontextmanager
+async def admitting(client: FakeEngineClient | None = None, **parts: Any) -> AsyncIterator[Admission]:
+    admission = create_admission(client or FakeEngineClient(), **parts)
+    yield admission
+    admission.close()
+
+
+async def refuse_completion(wire: CompletionRequest, client: FakeEngineClient | None = None) -> RequestError:
+    async with admitting(client) as admission:
+        with pytest.raises(RequestError) as caught:
+            await admission.admit_completion(wire)
+    return caught.value
+
+
+async def test_a_completion_becomes_an_engine_request() -> None:
+    async with admitting(clock=lambda: 12.5) as admission:
+        wire = completion("hi", max_tokens=3, temperature=0.5, top_p=0.9, top_k=-1, seed=7, stop=["x"], ignore_eos=True)
+        admitted = await admission.admit_completion(wire)
+    (request,) = admitted.requests
+    engine_request = request.engine_request
+    assert engine_request.request_id == admitted.response_id
+    assert engine_request.request_id.startswith("cmpl-")
+    assert engine_request.prompt_token_ids == [1, ord("h"), ord("i")]
+    assert engine_request.arrival_time == 12.5
+    assert request.stop_strings == ("x",)
+    params = engine_request.sampling_params
+    assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (3, 0.5, 0.9, 0)
+    assert (params.seed, params.eos_token_ids, params.ignore_eos) == (7, frozenset({2}), True)
+
+
+async def test_a_chat_is_rendered_and_gets_no_second_bos() -> None:
+    async with admitting() as admission:
+        admitted = await admission.admit_chat(chat("a"))
+    expected = [ord(character) for character in "user:a|assistant:"]
+    (request,) = admitted.requests
+    assert request.engine_request.prompt_token_ids == expected
+    assert request.engine_request.request_id.startswith("chatcmpl-")
+
+
+async def test_ids_are_unique_and_prompts_get_their_index() -> None:
+    async with admitting() as admission:
+        admitted = [await admission.admit_completion(completion(["a", [5, 6]], seed=3)) for _ in range(2)]
+    ids = [request.engine_request.request_id for each in admitted for request in each.requests]
+    assert len(set(ids)) == 4
+    assert ids[:2] == [f"{admitted[0].response_id}-0", f"{admitted[0].response_id}-1"]
+    # The same seed a prompt: its answer is the one that it would have alone.
+    assert {r.engine_request.sampling_params.seed for r in admitted[0].requests} == {3}
+
+
+async def test_a_seed_is_drawn_where_none_was_sent_and_is_never_negative() -> None:
+    async with admitting() as admission:
+        drawn = [await admission.admit_completion(completion()) for _ in range(3)]
+        negative = await admission.admit_completion(completion(seed=-1))
+    seeds = {each.requests[0].engine_request.sampling_params.seed for each in drawn}
+    assert len(seeds) == 3
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert negative.requests[0].engine_request.sampling_params.seed == 2**63 - 1
+
+
+async def test_the_models_sampling_defaults_apply_unless_the_request_says_otherwise() -> None:
+    defaults = SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20)
+    async with admitting(sampling_defaults=defaults) as admission:
+        silent = (await admission.admit_chat(chat())).requests[0].engine_request.sampling_params
+        loud_wire = chat(temperature=0, top_p=1, top_k=0)
+        loud = (await admission.admit_chat(loud_wire)).requests[0].engine_request.sampling_params
+    assert (silent.temperature, silent.top_p, silent.top_k) == (0.6, 0.95, 20)
+    assert (loud.temperature, loud.top_p, loud.top_k) == (0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "max_tokens"),
+    [
+        ({}, 64 - 17),
+        ({"max_tokens": 5}, 5),
+        ({"max_tokens": 5, "max_completion_tokens": 7}, 7),
+        ({"max_tokens": 10**30}, 64 - 17),
+    ],
+)
+async def test_how_long_a_chat_answer_may_get(fields: dict[str, int], max_tokens: int) -> None:
+    async with admitting() as admission:
+        admitted = await admission.admit_chat(chat("a", **fields))
+    assert admitted.requests[0].engine_request.sampling_params.max_tokens == max_tokens
+
+
+async def test_a_completion_defaults_to_16_tokens_and_is_clamped_to_what_is_left() -> None:
+    async with admitting() as admission:
+        ordinary = await admission.admit_completion(completion([5]))
+        late = await admission.admit_completion(completion([5] * 60))
+    assert ordinary.requests[0].engine_request.sampling_params.max_tokens == 16
+    assert late.requests[0].engine_request.sampling_params.max_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "limit"),
+    [(16, 64), (4, 32)],  # the context, or a pool that is smaller than it
+)
+async def test_a_prompt_that_does_not_fit_is_told_the_numbers(num_blocks: int, limit: int) -> None:
+    client = FakeEngineClient(state=create_state(num_blocks=num_blocks))
+    async with admitting(client) as admission:
+        await admission.admit_completion(completion([5] * (limit - 1)))
+    for prompt in ([5] * limit, "a" * (limit - 1)):
+        error = await refuse_completion(completion(prompt, max_tokens=9), client)
+        assert (error.kind, error.param) == (ErrorKind.CONTEXT_LENGTH_EXCEEDED, "prompt")
+        assert all(f" {number} " in error.message.replace(";", " ") for number in (limit, 9))
+
+
+@pytest.mark.parametrize("token_id", [-1, 1000, 10**30])
+async def test_token_ids_outside_the_vocabulary_are_refused(token_id: int) -> None:
+    error = await refuse_completion(completion([5, token_id]))
+    assert (error.kind, error.param) == (ErrorKind.INVALID_VALUE, "prompt")
+    assert str(token_id) in error.message
+    assert "999" in error.message
+    error = await refuse_completion(completion(stop_token_ids=[token_id]))
+    assert error.param == "stop_token_ids"
+
+
+async def test_a_prompt_without_tokens_is_refused() -> None:
+    class Silent(FakeTokenizer):
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            return []
+
+    async with admitting(tokenizer=Silent()) as admission:
+        with pytest.raises(RequestError, match="no tokens"):
+            await admission.admit_completion(completion("\u200b"))
+
+
+async def test_only_the_served_model_is_known() -> None:
+    async with admitting() as admission:
+        for name in (None, "", MODEL):
+            await admission.admit_completion(completion(model=name))
+    error = await refuse_completion(completion(model="gpt-4" * 1000))
+    assert (error.kind, error.param) == (ErrorKind.MODEL_NOT_FOUND, "model")
+    assert len(error.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("phase", "kind"),
+    [
+        (EnginePhase.LOADING, ErrorKind.NOT_READY),
+        (EnginePhase.STOPPED, ErrorKind.ENGINE_DEAD),
+        (EnginePhase.DEAD, ErrorKind.ENGINE_DEAD),
+    ],
+)
+async def test_an_engine_that_is_not_ready_refuses_everything(phase: EnginePhase, kind: ErrorKind) -> None:
+    client = FakeEngineClient(state=create_state(phase, progress=0.25))
+    assert (await refuse_completion(completion(), client)).kind is kind
+
+
+async def test_without_a_template_there_is_no_chat_but_there_are_completions() -> None:
+    async with admitting(chat_template=None) as admission:
+        await admission.admit_completion(completion())
+        with pytest.raises(RequestError, match="no chat template") as caught:
+            await admission.admit_chat(chat())
+    assert caught.value.param == "messages"
+
+
+async def test_the_templates_own_sentence_is_told() -> None:
+    wire = parse_chat({"messages": [{"role": "user", "content": "a"}] * 2}, is_strict=True, on_unknown=print)
+    async with admitting() as admission:
+        with pytest.raises(RequestError) as caught:
+            await admission.admit_chat(wire)
+    assert (caught.value.kind, caught.value.message) == (ErrorKind.INVALID_VALUE, "Roles must alternate.")
+
+
+async def test_the_template_sees_role_content_and_name() -> None:
+    class Recording(FakeTemplate):
+        seen: list[dict[str, str]]
+
+        def render(self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True) -> str:
+            self.seen = list(messages)
+            return "x"
+
+    template = Recording()
+    message = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "Al"}
+    async with admitting(chat_template=template) as admission:
+        wire = parse_chat({"messages": [message, {"role": "assistant"}]}, is_strict=True, on_unknown=print)
+        await admission.admit_chat(wire)
+    assert template.seen == [{"role": "user", "content": "ab", "name": "Al"}, {"role": "assistant", "content": ""}]
+
+
+async def test_tokenising_and_rendering_leave_the_loop_free() -> None:
+    may_go_on = threading.Event()
+    threads: list[threading.Thread] = []
+
+    class Slow(FakeTokenizer):
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            threads.append(threading.current_thread())
+            assert may_go_on.wait(10)
+            return [5]
+
+    async with admitting(tokenizer=Slow()) as admission:
+        tasks = [
+            asyncio.create_task(admission.admit_completion(completion())),
+            asyncio.create_task(admission.admit_chat(chat())),
+        ]
+        # The loop still runs, or nobody would set this.
+        asyncio.get_running_loop().call_soon(may_go_on.set)
+        await asyncio.gather(*tasks)
+    assert threading.main_thread() not in threads
+
+
+async def test_long_texts_wait_for_each_other_and_short_ones_for_none_of_them() -> None:
+    may_go_on = threading.Event()
+    running: list[int] = []
+    most: list[int] = []
+
+    class Slow(FakeTokenizer):
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            if len(text) > 10:
+                running.append(len(text))
+                most.append(len(running))
+                assert may_go_on.wait(10)
+                running.pop()
+            return [5]
+
+    async with admitting(tokenizer=Slow()) as admission:
+        long = [asyncio.create_task(admission.admit_completion(completion("x" * 300_000))) for _ in range(5)]
+        long.append(asyncio.create_task(admission.admit_chat(chat("x" * 300_000))))
+        await admission.admit_completion(completion("short"))
+        may_go_on.set()
+        await asyncio.gather(*long)
+    assert max(most) == 1

@@ -1,0 +1,139 @@
+import argparse
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from engine_core import ConfigError, EngineConfig, ModelConfig
+from kernels.backend import backend_names
+from server.config import BACKENDS, ServerConfig, add_flags, build_config, default_cache_dir, flags_table, is_loopback
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def configure(*argv: str, **environment: str) -> ServerConfig:
+    parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    add_flags(parser)
+    return build_config(vars(parser.parse_args(argv)), {"HOME": "/home/u", **environment})
+
+
+def test_without_flags_the_defaults_hold_and_are_the_engines() -> None:
+    config = configure()
+    assert config == ServerConfig(cache_dir=config.cache_dir)
+    assert (config.host, config.port) == ("127.0.0.1", 8000)
+    assert config.to_engine_config(Path("m")) == EngineConfig(ModelConfig(Path("m")))
+
+
+def test_every_setting_reaches_the_engine() -> None:
+    config = configure(
+        *("--dtype", "bfloat16", "--max-model-len", "1000", "--block-size", "32", "--num-kv-blocks", "7"),
+        *("--kv-cache-bytes", "4G", "--no-enable-prefix-caching", "--watermark", "0.05"),
+        *("--max-num-batched-tokens", "2_048", "--max-num-seqs", "8", "--max-chunk-size", "256"),
+        *("--long-prefill-token-threshold", "128", "--no-enable-chunked-prefill"),
+        *("--backend", "torch", "--num-threads", "3"),
+    )
+    engine = config.to_engine_config(Path("m"))
+    assert engine.model == ModelConfig(Path("m"), "bf16", 1000)
+    for part in (engine.cache, engine.scheduler, engine.device):
+        default = type(part)()
+        same = [f.name for f in dataclasses.fields(part) if getattr(part, f.name) == getattr(default, f.name)]
+        assert same == [], "each flag above differs from its default"
+    assert engine.cache.kv_cache_bytes == 4 * 2**30
+    assert engine.scheduler.max_num_batched_tokens == 2048
+
+
+def test_a_flag_beats_its_variable_which_beats_the_default() -> None:
+    assert configure(POINTSMAN_PORT="9000").port == 9000
+    assert configure("--port", "9001", POINTSMAN_PORT="9000").port == 9001
+    assert configure("other", POINTSMAN_MODEL="one").model == "other"
+    assert configure(POINTSMAN_STRICT_FIELDS="1").strict_fields is True
+    assert configure("--no-strict-fields", POINTSMAN_STRICT_FIELDS="1").strict_fields is False
+    assert configure(POINTSMAN_ENABLE_PREFIX_CACHING="off").enable_prefix_caching is False
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("4G", 4 * 2**30), ("512m", 2**29), ("1.5GiB", 3 * 2**29), ("2KB", 2048), ("1_000", 1000), ("1 T", 2**40)],
+)
+def test_sizes_are_read_with_units(text: str, num_bytes: int) -> None:
+    assert configure("--kv-cache-bytes", text).kv_cache_bytes == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["--port", "70000"], "--port: must be 0 to 65535, not 70000"),
+        (["--port", "http"], "--port: must be a whole number"),
+        (["--dtype", "int3"], "--dtype: must be auto, bf16 or fp32"),
+        (["--kv-cache-bytes", "lots"], "--kv-cache-bytes: must be a size such as 4G"),
+        (["--watermark", "1"], r"--watermark: must lie in \[0, 1\)"),
+        (["--watermark", "nan"], r"--watermark: must lie in \[0, 1\)"),
+        (["--backend", "abacus"], "--backend: invalid choice"),
+        (["--max-num-seqs", "0"], "--max-num-seqs: must be at least 1"),
+        (["--served-model-name", ""], "--served-model-name: must not be empty"),
+    ],
+)
+def test_a_bad_flag_is_named_with_what_it_takes(argv: list[str], complaint: str) -> None:
+    with pytest.raises(argparse.ArgumentError, match=complaint):
+        configure(*argv)
+
+
+@pytest.mark.parametrize(
+    ("environment", "complaint"),
+    [
+        ({"POINTSMAN_PORT": "x"}, "POINTSMAN_PORT must be a whole number"),
+        ({"POINTSMAN_PORT": "tcp://10.0.0.7:8000"}, "Kubernetes sets this variable"),
+        ({"POINTSMAN_LOG_LEVEL": "loud"}, "POINTSMAN_LOG_LEVEL must be one of debug, info, warning, error"),
+        ({"POINTSMAN_INSECURE": "maybe"}, "POINTSMAN_INSECURE must be 1 or 0, not 'maybe'"),
+        ({"POINTSMAN_WATERMARK": "x"}, "POINTSMAN_WATERMARK must be a number"),
+    ],
+)
+def test_a_bad_variable_is_named_with_what_it_takes(environment: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        configure(**environment)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "example.org"])
+def test_an_open_host_has_to_be_accepted(host: str) -> None:
+    with pytest.raises(ConfigError, match="--insecure"):
+        configure("--host", host)
+    assert configure("--host", host, "--insecure").host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])
+def test_loopback_needs_no_consent(host: str) -> None:
+    assert is_loopback(host)
+    assert configure("--host", host).host == host
+
+
+def test_settings_that_contradict_each_other_are_refused_together() -> None:
+    with pytest.raises(ConfigError, match=r"max_num_batched_tokens \(16\) is below max_num_seqs \(64\)"):
+        configure("--max-num-batched-tokens", "16")
+
+
+def test_the_cache_directory_follows_xdg() -> None:
+    assert default_cache_dir({"XDG_CACHE_HOME": "/c"}) == Path("/c/pointsman")
+    assert default_cache_dir({}) == Path.home() / ".cache" / "pointsman"
+    assert default_cache_dir({"POINTSMAN_CACHE_DIR": "~/models"}) == Path.home() / "models"
+    assert configure(XDG_CACHE_HOME="/c").cache_dir == Path("/c/pointsman")
+    assert configure("--cache-dir", "/d", XDG_CACHE_HOME="/c").cache_dir == Path("/d")
+
+
+def test_every_backend_can_be_chosen() -> None:
+    assert backend_names() == BACKENDS
+
+
+def test_the_flags_table_lists_every_field_once() -> None:
+    table = flags_table()
+    for field in dataclasses.fields(ServerConfig):
+        assert table.count(f"`POINTSMAN_{field.name.upper()}`") == 1
+    assert "| `--port N` | `POINTSMAN_PORT` | 8000 |" in table
+    assert "| `--no-enable-prefix-caching` | `POINTSMAN_ENABLE_PREFIX_CACHING` | on |" in table
+    assert all(line.count("|") == 5 for line in table.splitlines())
+
+
+def test_the_readme_shows_the_flags_as_they_are() -> None:
+    _, _, rest = README.read_text(encoding="utf-8").partition("<!-- flags -->")
+    shown, end, _ = rest.partition("<!-- /flags -->")
+    assert end, "README.md holds the table between <!-- flags --> and <!-- /flags -->"
+    assert shown.strip() == flags_table().strip(), "paste server.config.flags_table() into README.md"

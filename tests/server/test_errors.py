@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+from starlette.exceptions import HTTPException
+
+from engine_core import EngineDeadError
+from server.errors import ERROR_TABLE, ErrorKind, RequestError, as_request_error, build_error_body, build_error_response
+
+
+@pytest.mark.parametrize("kind", ErrorKind)
+def test_every_kind_has_a_reply_of_openais_shape(kind: ErrorKind) -> None:
+    body = build_error_body(RequestError("Do this.", kind=kind, param="p"))
+    assert body == {
+        "error": {"message": "Do this.", "type": ERROR_TABLE[kind].type, "param": "p", "code": ERROR_TABLE[kind].code}
+    }
+    assert 400 <= ERROR_TABLE[kind].status < 600
+    assert (ERROR_TABLE[kind].type == "invalid_request_error") == (ERROR_TABLE[kind].status < 500)
+
+
+def test_what_should_be_tried_again_says_when() -> None:
+    response = build_error_response(RequestError("Later.", kind=ErrorKind.NOT_READY))
+    assert (response.status_code, response.headers["retry-after"]) == (503, "2")
+
+
+def test_a_surrogate_in_a_message_does_no_harm() -> None:
+    response = build_error_response(RequestError("bad \ud800", kind=ErrorKind.INVALID_VALUE, param="\udfff"))
+    assert json.loads(response.body)["error"]["message"] == "bad \ufffd"
+
+
+def test_a_dead_engine_is_told_without_its_insides() -> None:
+    error = as_request_error(EngineDeadError("CUDA error in /secret/path"))
+    assert error.kind is ErrorKind.ENGINE_DEAD
+    assert "secret" not in error.message
+
+
+def test_an_unforeseen_error_is_logged_and_hidden(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        error = as_request_error(ZeroDivisionError("inside"))
+    assert error.kind is ErrorKind.INTERNAL
+    assert "inside" not in error.message
+    assert caplog.records[0].exc_info is not None
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (404, ErrorKind.NOT_FOUND),
+        (405, ErrorKind.METHOD_NOT_ALLOWED),
+        (400, ErrorKind.INVALID_VALUE),
+        (500, ErrorKind.INTERNAL),
+    ],
+)
+def test_starlettes_own_errors_get_a_kind(status: int, kind: ErrorKind) -> None:
+    assert as_request_error(HTTPException(status)).kind is kind

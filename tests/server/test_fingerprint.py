@@ -1,0 +1,35 @@
+import dataclasses
+from pathlib import Path
+
+from engine_core import DeviceConfig, EngineConfig, ModelConfig
+from server.fingerprint import compute_fingerprint
+
+
+def write_checkpoint(path: Path, weights: bytes) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    (path / "model.safetensors").write_bytes(weights)
+    return path
+
+
+def test_equal_checkpoints_in_different_places_have_one_name(tmp_path: Path) -> None:
+    names = {compute_fingerprint(EngineConfig(ModelConfig(write_checkpoint(tmp_path / x, b"w"))), "1") for x in "ab"}
+    assert len(names) == 1
+    assert names.pop().startswith("fp_")
+
+
+def test_whatever_changes_tokens_changes_the_name(tmp_path: Path) -> None:
+    big = b"\0" * 300_000
+    config = EngineConfig(ModelConfig(write_checkpoint(tmp_path / "a", big), "bf16"))
+    other_end = EngineConfig(ModelConfig(write_checkpoint(tmp_path / "b", big[:-1] + b"\1"), "bf16"))
+    gguf = tmp_path / "m.gguf"
+    gguf.write_bytes(big)
+    names = [
+        compute_fingerprint(config, "1"),
+        compute_fingerprint(config, "2"),
+        compute_fingerprint(dataclasses.replace(config, device=DeviceConfig("torch")), "1"),
+        compute_fingerprint(EngineConfig(ModelConfig(config.model.path, "fp32")), "1"),
+        compute_fingerprint(other_end, "1"),
+        compute_fingerprint(EngineConfig(ModelConfig(gguf, "bf16")), "1"),
+    ]
+    assert len(set(names)) == len(names)

@@ -1,0 +1,55 @@
+import socket
+
+import pytest
+
+from server.listener import ListenError, bind, create_http_server, listen
+
+
+def test_a_bound_port_answers_only_once_it_listens() -> None:
+    with bind("127.0.0.1", 0) as sock:
+        address = sock.getsockname()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        listen(sock)
+        socket.create_connection(address).close()
+
+
+def test_a_taken_port_is_named() -> None:
+    with bind("127.0.0.1", 0) as first:
+        listen(first)
+        port = first.getsockname()[1]
+        with pytest.raises(ListenError, match=rf"Port {port} on 127\.0\.0\.1 is taken.*--port"):
+            bind("127.0.0.1", port)
+
+
+def test_of_two_that_bound_the_same_port_the_second_to_listen_is_told() -> None:
+    with bind("127.0.0.1", 0) as first, bind("127.0.0.1", first.getsockname()[1]) as second:
+        listen(first)
+        with pytest.raises(ListenError, match="is taken"):
+            listen(second)
+
+
+@pytest.mark.parametrize(
+    ("host", "complaint"),
+    [("192.0.2.1", "not an address of this machine"), ("no.such.host.invalid", "is unknown")],
+)
+def test_a_host_that_is_not_here_is_named(host: str, complaint: str) -> None:
+    with pytest.raises(ListenError, match=complaint):
+        bind(host, 0)
+
+
+def test_brackets_around_an_ipv6_address_are_taken() -> None:
+    with bind("[::1]", 0) as sock:
+        assert sock.family is socket.AF_INET6
+
+
+async def test_http_is_spoken_by_the_fast_parser_and_loop() -> None:
+    async def app(scope: object, receive: object, send: object) -> None:
+        raise AssertionError
+
+    server = create_http_server(app, grace_s=3)
+    server.config.load()
+    assert server.config.http_protocol_class.__name__ == "HttpToolsProtocol"
+    factory = server.config.get_loop_factory()
+    assert factory is not None
+    assert factory.__module__ == "uvloop"

@@ -1,0 +1,293 @@
+import asyncio
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine_core import EngineCoreOutput, EngineCoreOutputs, EngineDeadError, FinishReason, SchedulerStats
+from server.generation import GenerationOutput
+from server.metrics import ServerMetrics
+from server.output_processor import OutputProcessor, OutputStream
+from tests.server.fake_engine import CharDecodeStream, HoldingDecodeStream, create_request, output
+
+STOP, LENGTH, ABORT, ERROR = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def create_processor(
+    decoder: type[CharDecodeStream] = CharDecodeStream, metrics: ServerMetrics | None = None
+) -> OutputProcessor:
+    return OutputProcessor(new_decode_stream=decoder, metrics=metrics or ServerMetrics("tiny"))
+
+
+def samples(metrics: ServerMetrics) -> dict[str, float]:
+    """The lines of /metrics, without the labels that all have."""
+    lines = metrics.render()[0].decode().replace('engine="0",', "").replace('model_name="tiny"', "").splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+
+def step(processor: OutputProcessor, *outputs: EngineCoreOutput) -> list[str]:
+    return processor.process(EngineCoreOutputs(list(outputs), SchedulerStats()))
+
+
+async def take_all(stream: OutputStream) -> GenerationOutput:
+    """Everything up to the end as one output: texts joined, the rest from the last."""
+    taken = [part async for part in stream]
+    assert [part.finish_reason is not None for part in taken] == [False] * (len(taken) - 1) + [True]
+    last = taken[-1]
+    text = "".join(part.text for part in taken)
+    return GenerationOutput(
+        text, last.num_output_tokens, last.finish_reason, last.stop_reason, last.num_cached_tokens, last.error
+    )
+
+
+async def test_tokens_become_text_and_the_stopping_token_is_counted_but_not_shown() -> None:
+    processor = create_processor()
+    stream = processor.add(create_request())
+    assert step(processor, output("he", num_cached_tokens=3)) == []
+    assert step(processor, output("y$", STOP)) == []
+    assert await take_all(stream) == GenerationOutput("hey", 4, STOP, None, 3)
+    assert processor.num_live == 0
+
+
+async def test_a_stop_token_of_the_client_is_named() -> None:
+    processor = create_processor()
+    stream = processor.add(create_request())
+    step(processor, output("ok$", STOP, stop_token_id=ord("$")))
+    assert await take_all(stream) == GenerationOutput("ok", 3, STOP, ord("$"))
+
+
+async def test_the_last_token_of_a_full_length_is_shown() -> None:
+    processor = create_processor()
+    stream = processor.add(create_request())
+    step(processor, output("abc", LENGTH))
+    assert await take_all(stream) == GenerationOutput("abc", 3, LENGTH)
+
+
+async def test_an_engines_error_reaches_the_client_with_the_text_so_far() -> None:
+    processor = create_processor()
+    stream = processor.add(create_request())
+    step(processor, output("ab"))
+    step(processor, output("", ERROR, error="The logits were not finite."))
+    assert await take_all(stream) == GenerationOutput("ab", 2, ERROR, error="The logits were not finite.")
+
+
+async def test_an_abort_by_the_engine_ends_the_request() -> None:
+    processor = create_processor()
+    stream = processor.add(create_request())
+    step(processor, output("", ABORT))
+    assert await take_all(stream) == GenerationOutput("", 0, ABORT)
+
+
+async def test_a_stop_string_ends_the_request_at_once_and_later_tokens_are_ignored() -> None:
+    processor = create_processor()
+    stream = processor.add(create_request(stop=["END"]))
+    assert step(processor, output("one E")) == []
+    assert step(processor, output("ND two")) == ["r"]
+    assert step(processor, output("three")) == []
+    assert step(processor, output("", ABORT)) == []
+    assert await take_all(stream) == GenerationOutput("one ", 11, STOP, "END")
+
+
+async def test_one_step_collects_all_its_aborts() -> None:
+    processor = create_processor()
+    for request_id in "abc":
+        processor.add(create_request(request_id, stop=["!"]))
+    outputs = [output("x!", request_id="a"), output("xy", request_id="b"), output("!", request_id="c")]
+    assert step(processor, *outputs) == ["a", "c"]
+    assert processor.num_live == 1
+
+
+async def test_a_stop_string_in_the_engines_last_output_wins_and_needs_no_abort() -> None:
+    processor = create_processor()
+    stream = processor.add(create_request(stop=["ND"]))
+    assert step(processor, output("the ENDs", LENGTH)) == []
+    assert await take_all(stream) == GenerationOutput("the E", 8, STOP, "ND")
+
+
+@pytest.mark.parametrize("reason", [LENGTH, ABORT])
+async def test_held_back_text_comes_out_at_the_end(reason: FinishReason) -> None:
+    processor = create_processor(HoldingDecodeStream)
+    stream = processor.add(create_request(stop=["ab!"]))
+    step(processor, output("xa"))
+    step(processor, output("b"))
+    step(processor, output("", reason))
+    assert await take_all(stream) == GenerationOutput("xab", 3, reason)
+
+
+async def test_a_stop_string_that_the_decoder_held_back_is_found_at_the_end() -> None:
+    processor = create_processor(HoldingDecodeStream)
+    stream = processor.add(create_request(stop=["!"]))
+    step(processor, output("hi!", LENGTH))
+    assert await take_all(stream) == GenerationOutput("hi", 3, STOP, "!")
+
+
+@given(pieces=st.lists(st.text("ab!", min_size=1, max_size=4), max_size=12), taken_after=st.sets(st.integers(0, 11)))
+def test_the_text_is_the_same_however_slow_the_consumer(pieces: list[str], taken_after: set[int]) -> None:
+    async def run() -> None:
+        processor = create_processor()
+        stream = processor.add(create_request(stop=["!!"]))
+        texts = []
+        for index, piece in enumerate(pieces):
+            before = processor.num_live
+            step(processor, output(piece))
+            if index in taken_after and before:
+                texts.append((await anext(stream)).text)
+        step(processor, output("", LENGTH))
+        texts += [part.text async for part in stream]
+        assert "".join(texts) == "".join(pieces).split("!!")[0]
+
+    asyncio.run(run())
+
+
+async def test_what_was_not_taken_in_time_is_merged_into_one_output() -> None:
+    processor = create_processor()
+    stream = processor.add(create_request())
+    for char in "hello":
+        step(processor, output(char))
+    step(processor, output("$", STOP))
+    assert await anext(stream) == GenerationOutput("hello", 6, STOP)
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+async def test_a_waiting_consumer_is_woken() -> None:
+    processor = create_processor()
+    stream = processor.add(create_request())
+    waiting = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)  # let it start to wait
+    step(processor, output("x"))
+    assert (await waiting).text == "x"
+
+
+async def test_the_engines_death_ends_every_request_once_after_its_text() -> None:
+    metrics = ServerMetrics("tiny")
+    processor = create_processor(metrics=metrics)
+    streams = [processor.add(create_request(request_id)) for request_id in "ab"]
+    step(processor, output("x", request_id="a"))
+    assert processor.process(EngineCoreOutputs([], engine_error="a step failed")) == []
+    assert processor.num_live == 0
+    assert (await anext(streams[0])).text == "x"
+    for stream in streams:
+        with pytest.raises(EngineDeadError, match="a step failed"):
+            await anext(stream)
+    with pytest.raises(EngineDeadError, match="a step failed"):
+        processor.add(create_request("c"))
+    assert (
+        b'vllm:request_success_total{engine="0",finished_reason="error",model_name="tiny"} 2.0'
+        in (processor._metrics.render()[0])
+    )
+
+
+async def test_outputs_of_the_last_step_are_delivered_before_the_death_is() -> None:
+    processor = create_processor()
+    done, going_on = (processor.add(create_request(request_id)) for request_id in "ab")
+    outputs = [output("x", LENGTH, request_id="a"), output("y", request_id="b")]
+    processor.process(EngineCoreOutputs(outputs, engine_error="boom"))
+    assert (await take_all(done)).finish_reason is LENGTH
+    assert (await anext(going_on)).text == "y"
+    with pytest.raises(EngineDeadError):
+        await anext(going_on)
+
+
+async def test_a_discarded_request_is_forgotten_and_counted_once() -> None:
+    metrics = ServerMetrics("tiny")
+    processor = create_processor(metrics=metrics)
+    processor.add(create_request())
+    assert processor.discard("r") is True
+    assert processor.discard("r") is False
+    assert step(processor, output("late"), output("", ABORT)) == []
+    found = samples(metrics)
+    assert found['vllm:request_success_total{finished_reason="abort",}'] == 1
+    assert found["vllm:generation_tokens_total{}"] == 0
+
+
+async def test_fail_all_ends_everything_and_leaves_the_processor_usable() -> None:
+    processor = create_processor()
+    stream = processor.add(create_request("a"))
+    assert processor.fail_all("shutting down") == ["a"]
+    with pytest.raises(EngineDeadError, match="shutting down"):
+        await anext(stream)
+    processor.add(create_request("b"))
+    assert processor.num_live == 1
+
+
+async def test_a_request_whose_tokens_cannot_be_decoded_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
+    processor = create_processor()
+    broken, fine = (processor.add(create_request(request_id)) for request_id in "ab")
+    with caplog.at_level(logging.ERROR):
+        to_abort = step(processor, EngineCoreOutput("a", [2**40]), output("ok", LENGTH, request_id="b"))
+    assert to_abort == ["a"]
+    failed = await take_all(broken)
+    assert failed.finish_reason is ERROR
+    assert failed.error is not None
+    assert (await take_all(fine)).text == "ok"
+    assert "request a" in caplog.text
+
+
+async def test_an_id_in_use_is_refused() -> None:
+    processor = create_processor()
+    processor.add(create_request())
+    with pytest.raises(ValueError, match="in use"):
+        processor.add(create_request())
+
+
+async def test_latencies_and_tokens_are_counted_on_the_engines_clock() -> None:
+    clock, metrics = FakeClock(), ServerMetrics("tiny")
+    processor = OutputProcessor(new_decode_stream=CharDecodeStream, metrics=metrics, clock=clock)
+    processor.add(create_request(prompt="12345678", arrival_time=1.0))
+    for now, part in ((1.5, output("a")), (1.75, output("bc")), (2.25, output("$", STOP))):
+        clock.now = now
+        step(processor, part)
+    found = samples(metrics)
+    assert found["vllm:time_to_first_token_seconds_sum{}"] == 0.5
+    assert found["vllm:time_to_first_token_seconds_count{}"] == 1
+    assert found["vllm:inter_token_latency_seconds_sum{}"] == 0.75
+    assert found["vllm:inter_token_latency_seconds_count{}"] == 2
+    assert found["vllm:e2e_request_latency_seconds_sum{}"] == 1.25
+    assert found["vllm:prompt_tokens_total{}"] == 8
+    assert found["vllm:generation_tokens_total{}"] == 4
+
+
+@given(
+    events=st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from(["token", "stop", "finish", "discard", "death"])),
+        max_size=30,
+    )
+)
+def test_every_request_ends_exactly_once_whatever_happens(events: list[tuple[str, str]]) -> None:
+    metrics = ServerMetrics("tiny")
+    processor = create_processor(metrics=metrics)
+    streams = {request_id: processor.add(create_request(request_id, stop=["!"])) for request_id in "abc"}
+    discarded = set()
+    for request_id, event in events:
+        if event == "discard":
+            processor.discard(request_id)
+            discarded.add(request_id)
+        elif event == "death":
+            processor.process(EngineCoreOutputs([], engine_error="boom"))
+        else:
+            text, reason = {"token": ("x", None), "stop": ("!", None), "finish": ("$", STOP)}[event]
+            step(processor, output(text, reason, request_id=request_id))
+    processor.process(EngineCoreOutputs([], engine_error="the end"))
+    assert processor.num_live == 0
+    for request_id in streams.keys() - discarded:
+        asyncio.run(assert_ends_once(streams[request_id]))
+    ended = [value for name, value in samples(metrics).items() if name.startswith("vllm:request_success_total{")]
+    assert sum(ended) == 3
+
+
+async def assert_ends_once(stream: OutputStream) -> None:
+    try:
+        ends = [part.finish_reason async for part in stream if part.finish_reason is not None]
+    except EngineDeadError:
+        ends = [ERROR]
+    assert len(ends) == 1

@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from server.errors import ErrorKind, RequestError
+from server.protocol import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    MESSAGE_FIELDS,
+    STREAM_OPTIONS_FIELDS,
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    FieldTable,
+    StreamOptions,
+    Treatment,
+    parse_chat,
+    parse_completion,
+)
+
+USER = {"role": "user", "content": "hi"}
+
+
+def completion(*, is_strict: bool = False, unknown: list[str] | None = None, **fields: Any) -> CompletionRequest:
+    seen: list[str] = [] if unknown is None else unknown
+    return parse_completion({"prompt": "a", **fields}, is_strict=is_strict, on_unknown=seen.append)
+
+
+def chat(*, is_strict: bool = False, unknown: list[str] | None = None, **fields: Any) -> ChatRequest:
+    seen: list[str] = [] if unknown is None else unknown
+    return parse_chat({"messages": [USER], **fields}, is_strict=is_strict, on_unknown=seen.append)
+
+
+@pytest.mark.parametrize(
+    ("sent", "parsed"),
+    [
+        ("hi", ["hi"]),
+        ([1, 2], [[1, 2]]),
+        (["a", "b"], ["a", "b"]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+        (["a", [5]], ["a", [5]]),
+    ],
+)
+def test_a_prompt_is_always_a_list_of_prompts(sent: Any, parsed: Any) -> None:
+    assert completion(prompt=sent).prompt == parsed
+
+
+@pytest.mark.parametrize("sent", ["", [], None, 5, {}, [""], [[]], [1, "a"], [True], ["a", 3], [1.5], ["a"] * 257])
+def test_a_bad_prompt_is_refused_by_name(sent: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        completion(prompt=sent)
+    assert (caught.value.kind, caught.value.param) == (ErrorKind.INVALID_VALUE, "prompt")
+    assert caught.value.message.startswith("`prompt` ")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model", 5),
+        ("max_tokens", 0),
+        ("max_tokens", "5"),
+        ("max_tokens", True),
+        ("max_tokens", 1.5),
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("temperature", True),
+        ("temperature", "hot"),
+        ("temperature", float("inf")),
+        ("temperature", float("nan")),
+        ("top_p", 0),
+        ("top_p", 1.01),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("seed", 2**63),
+        ("seed", -(2**63) - 1),
+        ("stop", ""),
+        ("stop", ["a", ""]),
+        ("stop", ["x"] * 1000),
+        ("stop", [1]),
+        ("stop", {}),
+        ("stop_token_ids", "a"),
+        ("ignore_eos", 1),
+        ("stream", "yes"),
+        ("stream_options", {"include_usage": True}),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_a_sentence(field: str, value: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        completion(**{field: value})
+    assert (caught.value.kind, caught.value.param) == (ErrorKind.INVALID_VALUE, field)
+    assert caught.value.message.startswith(f"`{field}` ")
+    assert caught.value.message.endswith(".")
+
+
+def test_null_means_the_default_everywhere() -> None:
+    names = [name for name in COMPLETION_FIELDS if name != "prompt"]
+    assert completion(**dict.fromkeys(names)) == completion()
+    names = [name for name in CHAT_FIELDS if name != "messages"]
+    assert chat(**dict.fromkeys(names)) == chat()
+
+
+def test_honoured_values_arrive() -> None:
+    wire = completion(
+        max_tokens=10**30, temperature=1, top_p=0.5, top_k=-1, seed=-5, stop="x", stop_token_ids=[7], ignore_eos=True
+    )
+    assert wire.max_tokens == 10**30
+    assert (wire.temperature, wire.top_p, wire.top_k, wire.seed) == (1.0, 0.5, -1, -5)
+    assert (wire.stop, wire.stop_token_ids, wire.ignore_eos) == (("x",), [7], True)
+
+
+@pytest.mark.parametrize(
+    ("table", "wire_type"),
+    [
+        (COMPLETION_FIELDS, CompletionRequest),
+        (CHAT_FIELDS, ChatRequest),
+        (MESSAGE_FIELDS, ChatMessage),
+        (STREAM_OPTIONS_FIELDS, StreamOptions),
+    ],
+)
+def test_a_table_honours_exactly_what_its_wire_type_holds(table: FieldTable, wire_type: Any) -> None:
+    honoured = {name for name, rule in table.items() if rule.treatment is Treatment.HONOURED}
+    assert honoured == set(wire_type.model_fields)
+
+
+@pytest.mark.parametrize("name", [n for n, rule in COMPLETION_FIELDS.items() if rule.treatment is Treatment.REFUSED])
+def test_every_refused_completion_field_takes_its_no_ops_and_nothing_else(name: str) -> None:
+    for no_op in COMPLETION_FIELDS[name].no_ops:
+        completion(**{name: no_op})
+    with pytest.raises(RequestError) as caught:
+        completion(**{name: {"some": "value"}})
+    assert (caught.value.kind, caught.value.param) == (ErrorKind.UNSUPPORTED_PARAMETER, name)
+
+
+@pytest.mark.parametrize("name", [n for n, rule in CHAT_FIELDS.items() if rule.treatment is Treatment.REFUSED])
+def test_every_refused_chat_field_takes_its_no_ops_and_nothing_else(name: str) -> None:
+    for no_op in CHAT_FIELDS[name].no_ops:
+        chat(**{name: no_op})
+    with pytest.raises(RequestError) as caught:
+        chat(**{name: {"some": "value"}})
+    assert (caught.value.kind, caught.value.param) == (ErrorKind.UNSUPPORTED_PARAMETER, name)
+
+
+@pytest.mark.parametrize(("name", "value"), [("n", 2), ("n", True), ("best_of", 3), ("logprobs", 0), ("echo", 1)])
+def test_values_that_would_change_the_answer_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        completion(**{name: value})
+    assert caught.value.kind is ErrorKind.UNSUPPORTED_PARAMETER
+
+
+def test_inert_fields_change_nothing() -> None:
+    fields = {"user": "u", "metadata": {"a": 1}, "store": False, "service_tier": "auto", "verbosity": "low"}
+    unknown: list[str] = []
+    assert completion(is_strict=True, unknown=unknown, **fields) == completion()
+    assert unknown == []
+
+
+def test_unknown_fields_are_reported_and_ignored() -> None:
+    unknown: list[str] = []
+    assert completion(unknown=unknown, max_token=3, foo=None) == completion()
+    assert unknown == ["max_token", "foo"]
+
+
+def test_an_unknown_field_of_a_message_is_reported_without_its_index() -> None:
+    unknown: list[str] = []
+    chat(unknown=unknown, messages=[USER, {**USER, "mood": 1}])
+    assert unknown == ["messages.mood"]
+
+
+def test_strict_mode_names_the_nearest_field() -> None:
+    with pytest.raises(RequestError) as caught:
+        completion(is_strict=True, max_token=3)
+    assert (caught.value.kind, caught.value.param) == (ErrorKind.UNKNOWN_PARAMETER, "max_token")
+    assert "did you mean `max_tokens`?" in caught.value.message
+
+
+def test_strict_mode_reaches_into_messages_and_stream_options() -> None:
+    with pytest.raises(RequestError) as caught:
+        chat(is_strict=True, messages=[{**USER, "contents": 1}])
+    assert caught.value.param == "messages[0].contents"
+    with pytest.raises(RequestError) as caught:
+        chat(is_strict=True, stream=True, stream_options={"usage": True})
+    assert caught.value.param == "stream_options.usage"
+
+
+def test_a_megabyte_name_does_not_come_back() -> None:
+    with pytest.raises(RequestError) as caught:
+        completion(is_strict=True, **{"x" * 1_000_000: 1})
+    assert len(caught.value.message) < 300
+    assert caught.value.param is not None
+    assert len(caught.value.param) < 100
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("hi", "hi"),
+        ([], ""),
+        ([{"type": "text", "text": "a"}], "a"),
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab"),
+    ],
+)
+def test_text_parts_are_joined_in_order(content: Any, text: str) -> None:
+    assert chat(messages=[{"role": "user", "content": content}]).messages[0].content == text
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        ("hi", "messages"),
+        ([5], "messages[0]"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": "boss", "content": "x"}], "messages[0].role"),
+        ([USER, {"role": "user"}], "messages[1].content"),
+        ([{"role": "user", "content": None}], "messages[0].content"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        ([{"role": "user", "content": [3]}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content"),
+        ([{"role": "user", "content": "x", "name": 5}], "messages[0].name"),
+    ],
+)
+def test_a_bad_message_is_refused_at_its_place(messages: Any, param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        chat(messages=messages)
+    assert caught.value.param == param
+    assert caught.value.message.startswith(f"`{param}` ")
+
+
+def test_an_answer_of_the_sdk_can_be_sent_back() -> None:
+    answer = {
+        "role": "assistant",
+        "content": "x",
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "tool_calls": None,
+    }
+    assert chat(is_strict=True, messages=[USER, {**answer, "function_call": None}, USER]).messages[1].content == "x"
+
+
+def test_tool_calls_in_a_message_are_refused_at_their_place() -> None:
+    with pytest.raises(RequestError) as caught:
+        chat(messages=[USER, {"role": "assistant", "tool_calls": [{"id": "1"}]}])
+    assert (caught.value.kind, caught.value.param) == (ErrorKind.UNSUPPORTED_PARAMETER, "messages[1].tool_calls")
+
+
+@pytest.mark.parametrize("value", [None, [], "x", 5, True])
+def test_a_body_that_is_no_object_is_refused(value: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_completion(value, is_strict=False, on_unknown=print)
+    assert caught.value.kind is ErrorKind.MALFORMED_BODY
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_chat({}, is_strict=False, on_unknown=print)
+    assert (caught.value.kind, caught.value.param) == (ErrorKind.MISSING_PARAMETER, "messages")

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+
+from engine_core import EnginePhase
+from tests.server.fake_engine_client import FakeEngineClient, create_state
+from tests.server.http_helpers import MODEL, build_app, connect
+
+
+@pytest.mark.parametrize(
+    ("phase", "health", "ready"),
+    [
+        (EnginePhase.LOADING, 200, 503),
+        (EnginePhase.READY, 200, 200),
+        (EnginePhase.STOPPED, 200, 503),
+        (EnginePhase.DEAD, 503, 503),
+    ],
+)
+async def test_probes_tell_the_engines_phase(phase: EnginePhase, health: int, ready: int) -> None:
+    engine = FakeEngineClient(state=create_state(phase, detail="packing layer 3", progress=0.5))
+    async with connect(build_app(engine)) as client:
+        assert (await client.get("/health")).status_code == health
+        response = await client.get("/ready")
+        assert response.status_code == ready
+        assert (await client.get("/ping")).status_code == 200
+    if ready == 503:
+        body = response.json()
+        assert (body["status"], body["detail"], body["progress"]) == (phase.value, "packing layer 3", 0.5)
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert ("retry-after" in response.headers) == (phase is EnginePhase.LOADING)
+
+
+@pytest.mark.parametrize(("age_s", "status"), [(0.0, 200), (2.0, 200), (2.1, 503)])
+async def test_an_engine_stuck_with_work_is_not_ready_but_healthy(age_s: float, status: int) -> None:
+    engine = FakeEngineClient()
+    engine.heartbeat_age_s = age_s
+    async with connect(build_app(engine)) as client:
+        assert (await client.get("/ready")).status_code == status
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_version_and_metrics() -> None:
+    async with connect(build_app(FakeEngineClient())) as client:
+        assert (await client.get("/version")).json() == {"version": "1.2.3", "system_fingerprint": "fp_test"}
+        metrics = await client.get("/metrics")
+    assert metrics.content == b"up 1\n"
+    assert metrics.headers["content-type"] == "text/plain; version=0.0.4"
+
+
+async def test_models_are_listed_and_found_by_a_name_with_a_slash() -> None:
+    async with connect(build_app(FakeEngineClient())) as client:
+        listed = (await client.get("/v1/models")).json()
+        found = await client.get(f"/v1/models/{MODEL}")
+        missing = await client.get("/v1/models/other")
+    assert listed["object"] == "list"
+    (model,) = listed["data"]
+    assert (model["id"], model["object"], model["owned_by"]) == (MODEL, "model", "pointsman")
+    assert isinstance(model["created"], int)
+    assert model["max_model_len"] == 64
+    assert found.json() == model
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "model_not_found"

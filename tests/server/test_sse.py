@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.sse import DONE, PING, build_event
+
+
+@given(st.text() | st.text(st.characters(categories=["Cs", "Zl", "Cc"])))
+def test_an_event_is_one_data_line_of_utf8(text: str) -> None:
+    event = build_event({"text": text})
+    assert event.startswith(b"data: ")
+    assert event.endswith(b"\n\n")
+    assert event.count(b"\n") == 2
+    assert b"\r" not in event
+    json.loads(event.removeprefix(b"data: ").decode())
+
+
+def test_characters_travel_as_themselves() -> None:
+    assert build_event({"t": "é😀"}) == 'data: {"t":"é😀"}\n\n'.encode()
+
+
+def test_a_lone_surrogate_becomes_a_replacement_character() -> None:
+    assert build_event("\ud800") == 'data: "\ufffd"\n\n'.encode()
+
+
+def test_done_and_ping_are_what_clients_and_proxies_expect() -> None:
+    assert DONE == b"data: [DONE]\n\n"
+    assert PING.startswith(b":")
+    assert PING.endswith(b"\n\n")

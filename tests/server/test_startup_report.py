@@ -1,0 +1,83 @@
+import io
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from engine_core import EngineConfig, EnginePhase, EngineState, ModelConfig
+from server.startup_report import StartupReport, format_curl, format_memory, format_summary, format_url
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def loading(progress: float, detail: str = "layer") -> EngineState:
+    return EngineState(EnginePhase.LOADING, detail, progress)
+
+
+def test_progress_in_a_file_is_a_few_lines() -> None:
+    out = io.StringIO()
+    report = StartupReport(out)
+    for percent in range(101):
+        report.loading(loading(percent / 100))
+    assert [line.split()[1] for line in out.getvalue().splitlines()] == ["0%", "25%", "50%", "75%", "100%"]
+
+
+def test_progress_on_a_terminal_overwrites_itself_and_the_next_line_starts_afresh() -> None:
+    out = Terminal()
+    report = StartupReport(out)
+    report.loading(loading(0.1))
+    report.loading(loading(0.2, "other"))
+    report.line("done")
+    assert out.getvalue() == "\r\x1b[KLoading  10%  layer\r\x1b[KLoading  20%  other\ndone\n"
+
+
+def test_the_summary_names_what_runs_and_where() -> None:
+    config = EngineConfig(ModelConfig(Path("/m/tiny.gguf"), "bf16", 2048))
+    text = format_summary(
+        version="1.2.3", model_name="tiny", architecture="LlamaForCausalLM", config=config, url="http://h:1"
+    )
+    for part in ("1.2.3", "tiny (LlamaForCausalLM)", "/m/tiny.gguf", "2,048 tokens", "cpu", "bf16", "http://h:1"):
+        assert part in text
+
+
+def test_the_memory_table_counts_tokens_and_full_length_requests() -> None:
+    state = EngineState(
+        EnginePhase.READY, "half of the free memory", 1.0, 1000, 64, 8192, weights_bytes=270 * 2**20, kv_bytes=3 * 2**30
+    )
+    text = format_memory(state)
+    assert "270 MiB" in text
+    assert "3,072 MiB: 1,000 blocks of 64 tokens" in text
+    assert "64,000 tokens, 7.8 requests of full length (8,192 tokens)" in text
+    assert "half of the free memory" in text
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("localhost", "http://localhost:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("[::1]", "http://[::1]:80"),
+        ("fe80::5", "http://[fe80::5]:80"),
+    ],
+)
+def test_the_url_works_on_this_machine(host: str, url: str) -> None:
+    assert format_url(host, 80) == url
+
+
+@pytest.mark.parametrize(
+    ("has_chat", "path", "key"), [(True, "chat/completions", "messages"), (False, "completions", "prompt")]
+)
+def test_the_curl_is_one_line_that_a_shell_reads_as_valid_json(has_chat: bool, path: str, key: str) -> None:
+    line = format_curl("http://h:1", 'it\'s "odd" ünd', has_chat=has_chat)
+    assert "\n" not in line
+    words = shlex.split(line)
+    assert words[:2] == ["curl", f"http://h:1/v1/{path}"]
+    body = json.loads(words[-1])
+    assert body["model"] == 'it\'s "odd" ünd'
+    assert key in body

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+from starlette.types import Message
+
+from server.errors import ClientGoneError
+from server.sse import PING
+from server.streaming import EventStream, StreamTiming, run_while_connected
+
+
+class Connection:
+    """The ASGI channels of one request whose body has been read."""
+
+    def __init__(self) -> None:
+        self.gone = asyncio.Event()
+        self.may_send = asyncio.Event()
+        self.may_send.set()
+        self.sent: list[Message] = []
+        self.has_sent = asyncio.Event()
+
+    async def receive(self) -> Message:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        await self.may_send.wait()
+        self.sent.append(message)
+        self.has_sent.set()
+
+    async def run(self, stream: EventStream) -> None:
+        await stream({"type": "http"}, self.receive, self.send)
+
+
+class Events:
+    """A stream of events that waits for ever after its last one, and knows whether it was closed."""
+
+    def __init__(self, *events: bytes) -> None:
+        self._events = events
+        self.has_begun = asyncio.Event()
+        self.is_closed = False
+
+    async def generate(self) -> AsyncGenerator[bytes, None]:
+        self.has_begun.set()
+        try:
+            for event in self._events:
+                yield event
+            await asyncio.Event().wait()
+        finally:
+            self.is_closed = True
+
+
+async def test_work_that_ends_first_gives_its_result_or_its_error() -> None:
+    async def add() -> int:
+        return 1 + 1
+
+    async def fail() -> None:
+        raise ValueError("no")
+
+    connection = Connection()
+    assert await run_while_connected(connection.receive, add()) == 2
+    with pytest.raises(ValueError, match="no"):
+        await run_while_connected(connection.receive, fail())
+
+
+async def test_work_is_cancelled_and_cleaned_up_when_the_client_leaves() -> None:
+    connection, events = Connection(), Events()
+    running = asyncio.create_task(connection.run(EventStream(events.generate(), timing=StreamTiming())))
+    await events.has_begun.wait()
+    connection.gone.set()
+    with pytest.raises(ClientGoneError):
+        await running
+    assert events.is_closed
+    assert connection.sent == []
+
+
+async def test_a_client_that_does_not_read_is_still_seen_to_leave() -> None:
+    connection, events = Connection(), Events(b"data: 1\n\n", b"data: 2\n\n")
+    connection.may_send.clear()
+    running = asyncio.create_task(connection.run(EventStream(events.generate(), timing=StreamTiming())))
+    await events.has_begun.wait()
+    connection.gone.set()
+    with pytest.raises(ClientGoneError):
+        await running
+    assert events.is_closed
+
+
+async def test_cancelling_the_response_cleans_up_too() -> None:
+    connection, events = Connection(), Events()
+    running = asyncio.create_task(connection.run(EventStream(events.generate(), timing=StreamTiming())))
+    await events.has_begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert events.is_closed
+
+
+async def test_a_ping_starts_the_response_once() -> None:
+    connection, events = Connection(), Events()
+    timing = StreamTiming(header_wait_s=0.0, ping_interval_s=0.0)
+    running = asyncio.create_task(connection.run(EventStream(events.generate(), timing=timing)))
+    while len(connection.sent) < 4:
+        connection.has_sent.clear()
+        await connection.has_sent.wait()
+    connection.gone.set()
+    with pytest.raises(ClientGoneError):
+        await running
+    start, *bodies = connection.sent
+    assert (start["type"], start["status"]) == ("http.response.start", 200)
+    assert all(message["body"] == PING and message["more_body"] for message in bodies)
+
+
+async def test_after_the_last_event_the_response_ends() -> None:
+    async def speak() -> AsyncGenerator[bytes, None]:
+        yield b"data: 1\n\n"
+
+    connection = Connection()
+    await connection.run(EventStream(speak(), timing=StreamTiming()))
+    assert [message.get("body") for message in connection.sent] == [None, b"data: 1\n\n", b""]
+    assert [message.get("more_body") for message in connection.sent] == [None, True, False]
