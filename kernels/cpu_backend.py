@@ -20,6 +20,8 @@ from kernels.torch_backend import attend, visible
 # oneDNN picks a weight layout for one number of rows. The one for 64 is as quick as any from 1 row to 512 in bf16;
 # in fp32 the one for 1 row costs 20-60 % at 2 to 64 rows.
 _PACKED_FOR_ROWS = 64
+# Queries that share one attention call; divides every page size.
+_QUERY_BLOCK = 32
 
 
 class PackedLinear(NamedTuple):
@@ -30,22 +32,35 @@ class PackedLinear(NamedTuple):
     prepacked: bool
 
 
+class _QueryBlock(NamedTuple):
+    """Queries at positions ``n * _QUERY_BLOCK`` and the 31 after it: rows of a request, and the keys that they see.
+
+    rows: among the request's padded queries; keys: among its gathered tokens; mask: [_QUERY_BLOCK, keys], added to the
+    scores.
+    """
+
+    rows: slice
+    keys: slice
+    mask: torch.Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """The keys that one request's queries see in the layers of one window.
+    """What one request's queries see in the layers of one window.
 
-    pages: ids to gather; first:last: the keys among the gathered tokens; mask: [q_len, last - first], added to the
-    scores, or None where every query sees every key, or all up to itself (causal)::
+    pages: ids to gather; first:last: the keys among the gathered tokens; blocks: the queries cut at multiples of
+    _QUERY_BLOCK, lead of them padding before the first; none for a single query, which sees all keys::
 
-        pages   [ p3 | p4 | p5 ]       those before the window are never gathered
-        tokens   ..kkkkkkkkkkk..       first = 2, last = 13
+        pages    [ p3 | p4 | p5 ]        those before the window are never gathered
+        tokens    ..kkkkkkkkkkk..        first = 2, last = 13
+        queries  [ 00qqqq | qq0000 ]     lead = 2
     """
 
     pages: torch.Tensor
     first: int
     last: int
-    causal: bool
-    mask: torch.Tensor | None
+    lead: int
+    blocks: list[_QueryBlock]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +189,6 @@ class CpuBackend:
         outs = []
         for queries, reach in zip(q.split_with_sizes(plan.q_lens), plan.reaches[spec.window_left], strict=True):
             keys, values = kv.gather(layer, reach.pages)
-            keys, values = keys[reach.first : reach.last], values[reach.first : reach.last]
             outs.append(_attend(queries, keys, values, reach, spec))
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
@@ -187,34 +201,91 @@ class CpuBackend:
 
 def _reach(kv: PagedKV, window: int, pages: torch.Tensor, q_len: int, kv_len: int) -> _Reach:
     # The first query, at position kv_len - q_len, sees furthest back.
-    start = max(0, kv_len - q_len - window) if window >= 0 else 0
+    start = _first_key(kv_len - q_len, window)
+    if q_len > 1:
+        start = _round_down(_first_key(_round_down(kv_len - q_len), window))
     skipped_pages, first = divmod(start, kv.page_size)
-    num_keys = kv_len - start
-    is_cut = 0 <= window < num_keys - 1  # the last query does not see the first key
-    is_causal = q_len == num_keys and not is_cut
-    mask = None
-    if q_len > 1 and not is_causal:
-        hidden = visible(q_len, num_keys, window).logical_not_()
-        mask = torch.zeros(q_len, num_keys, dtype=kv.dtype).masked_fill_(hidden, float("-inf"))
-    return _Reach(pages[skipped_pages:], first, first + num_keys, is_causal, mask)
+    base = skipped_pages * kv.page_size
+    blocks = [] if q_len == 1 else _cut_queries(kv.dtype, window, base, kv_len - q_len, kv_len)
+    return _Reach(pages[skipped_pages:], first, kv_len - base, (kv_len - q_len) % _QUERY_BLOCK, blocks)
+
+
+def _cut_queries(dtype: torch.dtype, window: int, base: int, start: int, end: int) -> list[_QueryBlock]:
+    """Cut the queries at positions ``start:end``. All shapes depend on a block's own position only."""
+    blocks = []
+    for position in range(_round_down(start), end, _QUERY_BLOCK):
+        row = position - _round_down(start)
+        first, last = _round_down(_first_key(position, window)), position + _QUERY_BLOCK
+        hidden = visible(_QUERY_BLOCK, last - first, window).logical_not_()
+        mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+        blocks.append(_QueryBlock(slice(row, row + _QUERY_BLOCK), slice(first - base, last - base), mask))
+    return blocks
+
+
+def _first_key(position: int, window: int) -> int:
+    return max(0, position - window) if window >= 0 else 0
+
+
+def _round_down(position: int) -> int:
+    return position // _QUERY_BLOCK * _QUERY_BLOCK
 
 
 def _attend(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, reach: _Reach, spec: AttnSpec
 ) -> torch.Tensor:
+    seen = slice(reach.first, reach.last)
     if spec.soft_cap:
-        return attend(queries, keys, values, spec)
-    k, v = keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0)
-    if queries.shape[0] == 1:
-        # The query heads of one KV head become rows of one product: 59 us at 256 tokens of context; with enable_gqa,
-        # a matrix-vector product a head, 176 us; gathered and converted to fp32, 85 us.
-        grouped = queries.view(1, spec.num_kv_heads, -1, spec.head_dim)
-        return F.scaled_dot_product_attention(grouped, k, v, scale=spec.sm_scale).reshape(1, -1)
-    heads_first = queries.transpose(0, 1).unsqueeze(0)
-    out = F.scaled_dot_product_attention(
-        heads_first, k, v, attn_mask=reach.mask, is_causal=reach.causal, scale=spec.sm_scale, enable_gqa=True
-    )
-    return out.squeeze(0).transpose(0, 1).flatten(1)
+        return attend(queries, keys[seen], values[seen], spec)
+    if not reach.blocks:
+        return _attend_one(queries, keys[seen], values[seen], spec)
+    return _attend_blocks(queries, keys, values, reach, spec)
+
+
+def _attend_one(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, spec: AttnSpec) -> torch.Tensor:
+    # The query heads of one KV head become rows of one product: 59 us at 256 tokens of context; with enable_gqa,
+    # a matrix-vector product a head, 176 us; gathered and converted to fp32, 85 us.
+    grouped = query.view(1, spec.num_kv_heads, -1, spec.head_dim)
+    return F.scaled_dot_product_attention(
+        grouped, _heads_first(keys), _heads_first(values), scale=spec.sm_scale
+    ).reshape(1, -1)
+
+
+def _attend_blocks(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, reach: _Reach, spec: AttnSpec
+) -> torch.Tensor:
+    """Attend block by block, so that a row's sums do not depend on where its prompt was cut or what came before.
+
+    Args:
+        queries: [q_len, num_q_heads, head_dim].
+        keys: [gathered, num_kv_heads, head_dim]; overwritten behind the last key.
+        values: Likewise.
+        reach: Of this request.
+        spec: Of this layer.
+    """
+    padded = queries.new_zeros((len(reach.blocks) * _QUERY_BLOCK, *queries.shape[1:]))
+    padded[reach.lead : reach.lead + len(queries)] = queries
+    # The mask hides what stands behind the last key, but only a finite value: 0 * NaN is NaN.
+    keys[reach.last :] = 0
+    values[reach.last :] = 0
+    q, k, v = _heads_first(padded), _heads_first(keys), _heads_first(values)
+    outs = [
+        F.scaled_dot_product_attention(
+            q[:, :, block.rows],
+            k[:, :, block.keys],
+            v[:, :, block.keys],
+            attn_mask=block.mask,
+            scale=spec.sm_scale,
+            enable_gqa=True,
+        )
+        for block in reach.blocks
+    ]
+    rows = torch.cat(outs, dim=2).squeeze(0).transpose(0, 1).flatten(1)
+    return rows[reach.lead : reach.lead + len(queries)]
+
+
+def _heads_first(x: torch.Tensor) -> torch.Tensor:
+    """[n, heads, head_dim] -> [1, heads, n, head_dim]."""
+    return x.transpose(0, 1).unsqueeze(0)
 
 
 def supported_dtypes() -> frozenset[torch.dtype]:

@@ -25,6 +25,11 @@ def to_index(ids: IntArray) -> torch.Tensor:
     return torch.from_numpy(ids.astype(np.int64))
 
 
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros whose memory the kernel gives out page by page as it is written; torch.zeros would touch all of it now."""
+    return torch.from_numpy(np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), np.uint8)).view(dtype)
+
+
 class PagedKV:
     """A KVPool of torch tensors, zero at first: a page never written reads as zeros, not as NaN.
 
@@ -43,8 +48,8 @@ class PagedKV:
         self.page_bytes = page_bytes(self.layer_specs, page_size=page_size, dtype=dtype)
         self.dtype = dtype
         shapes = [(num_pages, page_size, spec.num_kv_heads, spec.head_dim) for spec in self.layer_specs]
-        self._keys = [torch.zeros(shape, dtype=dtype) for shape in shapes]
-        self._values = [torch.zeros(shape, dtype=dtype) for shape in shapes]
+        self._keys = [_lazy_zeros(shape, dtype) for shape in shapes]
+        self._values = [_lazy_zeros(shape, dtype) for shape in shapes]
 
     def append(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write k and v, [T, num_kv_heads, head_dim], at ``slots``, [T] int64 (``page * page_size + offset``)."""

@@ -124,6 +124,19 @@ def test_a_request_does_not_depend_on_who_shares_the_batch(backend: CpuBackend, 
         start += q_len
 
 
+@dtypes
+@pytest.mark.parametrize("window_left", [-1, 40])
+def test_a_row_is_bit_equal_wherever_its_prompt_was_cut(
+    backend: CpuBackend, window_left: int, dtype: torch.dtype
+) -> None:
+    """Chunks and prefix hits move the cut; only a lone last token takes another path."""
+    case = create_case(create_spec(window_left=window_left), [(300, 300)], dtype=dtype)
+    whole = run_paged(backend, case)
+    for q_len in (2, 7, 33, 100, 255):
+        cut = AttentionCase(case.spec, ((q_len, 300),), dtype, case.q, case.k, case.v)
+        assert torch.equal(run_paged(backend, cut, seed=q_len), whole[-q_len:]), q_len
+
+
 @pytest.mark.parametrize("page_size", [1, 16, 48])
 def test_a_page_size_it_does_not_have_is_refused(backend: CpuBackend, page_size: int) -> None:
     with pytest.raises(ValueError, match=f"pages of 32, 64 or 128 tokens, not {page_size}"):
