@@ -1,4 +1,4 @@
-"""Set before anything imports torch: small tensors gain nothing from a second thread, and lose much on a shared core."""
+"""Set before torch is imported: small tensors gain nothing from a second thread, and lose much on a shared core."""
 
 import os
 
