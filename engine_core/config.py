@@ -118,7 +118,10 @@ class EngineConfig:
             ConfigError: Fields contradict each other.
         """
         self.check()
-        max_model_len = self.model.max_model_len or trained_model_len
+        asked = self.model.max_model_len
+        max_model_len = trained_model_len if asked is None else asked
+        if max_model_len < 2:
+            raise ConfigError(f"max_model_len must hold a prompt token and an answer, at least 2, not {max_model_len}")
         if max_model_len > trained_model_len:
             raise ConfigError(
                 f"max_model_len ({max_model_len}) is above the {trained_model_len} positions the model was made for"

@@ -105,7 +105,9 @@ class Daemon:
         return self._end.result()
 
     async def _stop_http(self, serving: asyncio.Task[None]) -> None:
-        cut = asyncio.get_running_loop().call_later(_FINISH_S, self._client.fail_all, "The server is shutting down.")
+        cut = asyncio.get_running_loop().call_later(
+            _FINISH_S, self._client.fail_all, "The server is shutting down; ask again."
+        )
         self._http.should_exit = True
         await serving
         cut.cancel()

@@ -3,6 +3,7 @@
 Exception
 ├── RequestError           this request is refused or has failed; becomes {"error": {...}}
 ├── ClientGoneError        the client has left; there is nobody to tell
+├── ServerStoppingError    this process ends before the answer does; becomes RequestError(kind=aborted)
 └── EngineDeadError        engine_core's; becomes RequestError(kind=engine_dead)
 """
 
@@ -105,6 +106,10 @@ class ClientGoneError(Exception):
     """The client closed its connection before it had its answer."""
 
 
+class ServerStoppingError(Exception):
+    """The server was told to stop; the message says so to the client."""
+
+
 def as_request_error(error: Exception) -> RequestError:
     """Return what the client is told about any exception; what nobody foresaw is logged and hidden behind a 500."""
     match error:
@@ -113,6 +118,8 @@ def as_request_error(error: Exception) -> RequestError:
         case EngineDeadError():
             message = "The engine has stopped and will not answer; restart the server."
             return RequestError(message, kind=ErrorKind.ENGINE_DEAD)
+        case ServerStoppingError():
+            return RequestError(str(error), kind=ErrorKind.ABORTED)
         case HTTPException():
             return _from_http_exception(error)
     logger.error("unhandled error", exc_info=error)

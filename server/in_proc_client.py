@@ -66,7 +66,7 @@ class InProcEngineClient(EngineClient):
                 self._engine.abort_requests([request_id])
 
     def fail_all(self, reason: str) -> None:
-        """End every live request with an EngineDeadError that says ``reason``, and abort it in the engine."""
+        """End every live request with a ServerStoppingError that says ``reason``, and abort it in the engine."""
         request_ids = self._processor.fail_all(reason)
         if request_ids:
             self._engine.abort_requests(request_ids)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from engine_core import EngineCoreOutput, EngineCoreOutputs, EngineDeadError, FinishReason, SchedulerStats
+from server.errors import ServerStoppingError
 from server.generation import GenerationOutput, GenerationRequest
 from server.metrics import ServerMetrics, StepRecord
 from server.stop_strings import StopStrings
@@ -186,15 +187,15 @@ class OutputProcessor:
         stats = outputs.stats
         if outputs.engine_error is not None:
             self._engine_error = outputs.engine_error
-            self._fail_all(outputs.engine_error, now, record)
+            self._fail_all(EngineDeadError, outputs.engine_error, now, record)
             stats = SchedulerStats()
         self._metrics.record_step(record, stats)
         return to_abort
 
     def fail_all(self, reason: str) -> list[str]:
-        """End every live request with an EngineDeadError that says ``reason``; return their ids, to be aborted."""
+        """End every live request with a ServerStoppingError that says ``reason``; return their ids, to be aborted."""
         request_ids, record = list(self._live), StepRecord()
-        self._fail_all(reason, self._clock(), record)
+        self._fail_all(ServerStoppingError, reason, self._clock(), record)
         self._metrics.record_step(record, None)
         return request_ids
 
@@ -228,9 +229,9 @@ class OutputProcessor:
             record.token_gap_s.append(now - live.last_token_time)
         live.last_token_time = now
 
-    def _fail_all(self, reason: str, now: float, record: StepRecord) -> None:
+    def _fail_all(self, kind: type[Exception], reason: str, now: float, record: StepRecord) -> None:
         for request_id in list(self._live):
-            self._live[request_id].stream.fail(EngineDeadError(reason))
+            self._live[request_id].stream.fail(kind(reason))
             self._end(request_id, FinishReason.ERROR, now, record)
 
     def _end(self, request_id: str, reason: FinishReason, now: float, record: StepRecord) -> None:

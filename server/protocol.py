@@ -21,7 +21,7 @@ MAX_STOP_STRINGS = 16
 MAX_PROMPTS = 256
 _MAX_SHOWN_CHARS = 60
 # Where pydantic's own words would speak of Python.
-_MUST = {"too_short": "not be empty", "model_type": "be an object", "list_type": "be a list"}
+_MUST = {"too_short": "hold at least one item", "model_type": "be an object", "list_type": "be a list"}
 
 
 def _fail(sentence: str, *, at: str | None = None) -> PydanticCustomError:

@@ -27,6 +27,8 @@ def test_resolve_settles_the_context_and_leaves_the_original_alone() -> None:
         (replace(CONFIG, scheduler=SchedulerConfig(enable_chunked_prefill=False)), "enable_chunked_prefill"),
         (replace(CONFIG, scheduler=SchedulerConfig(long_prefill_token_threshold=5000)), "long_prefill_token_threshold"),
         (replace(CONFIG, model=ModelConfig(Path("m"), max_model_len=4096)), "max_model_len"),
+        (replace(CONFIG, model=ModelConfig(Path("m"), max_model_len=1)), "max_model_len"),
+        (replace(CONFIG, model=ModelConfig(Path("m"), max_model_len=0)), "max_model_len"),
         (replace(CONFIG, model=ModelConfig(Path("m"), dtype="int3")), "dtype"),
         (replace(CONFIG, cache=CacheConfig(watermark=1.0)), "watermark"),
         (replace(CONFIG, cache=CacheConfig(block_size=0)), "block_size"),

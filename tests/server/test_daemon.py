@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine_core import EngineDeadError, EnginePhase, EngineState, FinishReason
 from server.daemon import Daemon, ExitCode
+from server.errors import ServerStoppingError
 from server.in_proc_client import InProcEngineClient
 from server.listener import bind, listen
 from server.metrics import ServerMetrics
@@ -42,7 +43,7 @@ def create_app(client: InProcEngineClient) -> Callable[..., Any]:
         try:
             async for part in client.generate(create_request()):
                 yield part.text.encode()
-        except EngineDeadError as error:
+        except (EngineDeadError, ServerStoppingError) as error:
             yield f"error: {error}".encode()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,7 +124,7 @@ async def test_an_answer_that_takes_too_long_is_told_why_it_ends(monkeypatch: py
         answer = asyncio.create_task(running.http.get("/stream"))
         await running.engine.got_request.wait()
         os.kill(os.getpid(), signal.SIGTERM)
-        assert (await answer).text == "error: The server is shutting down."
+        assert (await answer).text == "error: The server is shutting down; ask again."
         assert await running.task is ExitCode.OK
     assert running.engine.aborts == [["r"]]
 

@@ -7,7 +7,15 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from engine_core import EngineDeadError
-from server.errors import ERROR_TABLE, ErrorKind, RequestError, as_request_error, build_error_body, build_error_response
+from server.errors import (
+    ERROR_TABLE,
+    ErrorKind,
+    RequestError,
+    ServerStoppingError,
+    as_request_error,
+    build_error_body,
+    build_error_response,
+)
 
 
 @pytest.mark.parametrize("kind", ErrorKind)
@@ -28,6 +36,12 @@ def test_what_should_be_tried_again_says_when() -> None:
 def test_a_surrogate_in_a_message_does_no_harm() -> None:
     response = build_error_response(RequestError("bad \ud800", kind=ErrorKind.INVALID_VALUE, param="\udfff"))
     assert json.loads(response.body)["error"]["message"] == "bad \ufffd"
+
+
+def test_a_server_that_stops_says_so_and_asks_to_retry() -> None:
+    error = as_request_error(ServerStoppingError("The server is shutting down; ask again."))
+    assert (error.message, error.reply.status) == ("The server is shutting down; ask again.", 503)
+    assert error.reply.retry_after_s == 1
 
 
 def test_a_dead_engine_is_told_without_its_insides() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from engine_core import EngineDeadError, EnginePhase, EngineState, FinishReason
+from server.errors import ServerStoppingError
 from server.in_proc_client import InProcEngineClient
 from server.metrics import ServerMetrics
 from server.output_processor import OutputProcessor
@@ -136,7 +137,7 @@ async def test_fail_all_tells_every_client_why_and_aborts_once() -> None:
     await run_callbacks()
     client.fail_all("the server is shutting down")
     for task in tasks:
-        with pytest.raises(EngineDeadError, match="shutting down"):
+        with pytest.raises(ServerStoppingError, match="shutting down"):
             await task
     client.fail_all("again")
     assert engine.aborts == [["a", "b"]]

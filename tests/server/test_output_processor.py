@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_core import EngineCoreOutput, EngineCoreOutputs, EngineDeadError, FinishReason, SchedulerStats
+from server.errors import ServerStoppingError
 from server.generation import GenerationOutput
 from server.metrics import ServerMetrics
 from server.output_processor import OutputProcessor, OutputStream
@@ -214,7 +215,7 @@ async def test_fail_all_ends_everything_and_leaves_the_processor_usable() -> Non
     processor = create_processor()
     stream = processor.add(create_request("a"))
     assert processor.fail_all("shutting down") == ["a"]
-    with pytest.raises(EngineDeadError, match="shutting down"):
+    with pytest.raises(ServerStoppingError, match="shutting down"):
         await anext(stream)
     processor.add(create_request("b"))
     assert processor.num_live == 1
