@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -123,7 +123,9 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start: Message = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         writer = _EventWriter(send, start, self._timing)
-        await run_while_connected(receive, writer.run(self._events))
+        # Headers may be out, and starlette takes any error after them for a failure, with a traceback in the log.
+        with suppress(ClientGoneError):
+            await run_while_connected(receive, writer.run(self._events))
 
 
 class _EventWriter:

@@ -103,7 +103,7 @@ async def connect(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 @asynccontextmanager
 async def serve(app: FastAPI) -> AsyncIterator[str]:
     """A real uvicorn on a free loopback port; yields its base URL."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", ws="none", timeout_graceful_shutdown=2)
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, ws="none", timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
     # uvicorn sets this once its sockets listen; a test must not poll for it.
     has_started = asyncio.Event()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -203,7 +204,9 @@ async def wait_for_abort(engine: FakeEngineClient) -> None:
 
 
 @pytest.mark.parametrize("has_first_token", [False, True])
-async def test_a_client_that_leaves_a_stream_aborts_it(has_first_token: bool) -> None:
+async def test_a_client_that_leaves_a_stream_aborts_it_and_is_no_error(
+    has_first_token: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     never = asyncio.Event()
     items: list[ScriptItem] = [*say("one", "two")[:1], never] if has_first_token else [never]
     engine = FakeEngineClient(lambda request: items)
@@ -213,6 +216,7 @@ async def test_a_client_that_leaves_a_stream_aborts_it(has_first_token: bool) ->
             assert engine.aborted == []
         await wait_for_abort(engine)
     assert engine.aborted == [engine.requests[0].engine_request.request_id]
+    assert [record.name for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.parametrize("prompt", ["a", ["a", "b"]])
