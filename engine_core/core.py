@@ -100,7 +100,9 @@ class EngineCore:
             self._is_busy = False
         for message in self._take_input(block=block):
             if not self._is_busy:
-                self._is_busy, self._last_progress = True, self._clock()
+                # In this order: another thread may look in between, and must not see the age of an idle engine.
+                self._last_progress = self._clock()
+                self._is_busy = True
             if message is None:
                 self._is_stopping = True
             elif isinstance(message, AbortRequest):

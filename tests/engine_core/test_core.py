@@ -145,3 +145,17 @@ def test_progress_ages_only_with_work_in_hand() -> None:
     assert fixture.core.seconds_since_progress() == 3.0
     fixture.core.step()
     assert fixture.core.seconds_since_progress() == 0.0
+
+
+def test_waking_up_never_shows_the_age_of_the_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixture, ages = CoreFixture(), []
+
+    def write_and_look(core: EngineCore, name: str, value: object) -> None:
+        object.__setattr__(core, name, value)
+        ages.append(core.seconds_since_progress())  # as a thread that gets its turn right here
+
+    fixture.now = 3600.0
+    fixture.add("a")
+    monkeypatch.setattr(EngineCore, "__setattr__", write_and_look)
+    fixture.core._drain_input(block=True)
+    assert set(ages) == {0.0}
