@@ -78,6 +78,7 @@ def test_a_bad_prompt_is_refused_by_name(sent: Any) -> None:
         ("stop", ""),
         ("stop", ["a", ""]),
         ("stop", ["x"] * 1000),
+        ("stop", ["x", "y" * 257]),
         ("stop", [1]),
         ("stop", {}),
         ("stop_token_ids", "a"),
