@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from engine_core import EngineState
 from server.generation import GenerationOutput, GenerationRequest
@@ -13,7 +13,7 @@ class EngineClient(ABC):
     """The engine as routes see it."""
 
     @abstractmethod
-    def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationOutput]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
         """Run one request and yield its outputs; the last has a finish_reason.
 
         Closing the iterator early aborts the request in the engine within one step.

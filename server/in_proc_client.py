@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import TypeVar
 
 from engine_core import EngineCoreOutputs, EngineState
@@ -54,7 +54,7 @@ class InProcEngineClient(EngineClient):
     def seconds_since_progress(self) -> float:
         return self._engine.seconds_since_progress()
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationOutput]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
         request_id = request.engine_request.request_id
         stream = self._processor.add(request)
         try:

@@ -6,10 +6,10 @@ Knows ASGI and EngineClient; what a chunk looks like is the ReplyShape's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
@@ -177,7 +177,7 @@ class _EventWriter:
 
 
 async def _generate_one(engine_client: EngineClient, request: GenerationRequest) -> IndexedOutputs:
-    async with _closing(engine_client.generate(request)) as outputs:
+    async with aclosing(engine_client.generate(request)) as outputs:
         async for output in outputs:
             yield 0, output
 
@@ -188,7 +188,7 @@ async def _merge(engine_client: EngineClient, requests: Sequence[GenerationReque
 
     async def feed(index: int, request: GenerationRequest) -> None:
         try:
-            async with _closing(engine_client.generate(request)) as outputs:
+            async with aclosing(engine_client.generate(request)) as outputs:
                 async for output in outputs:
                     await queue.put((index, output))
         except Exception as error:
@@ -216,13 +216,6 @@ def _check_success(output: GenerationOutput) -> None:
         raise RequestError(sentence, kind=ErrorKind.INTERNAL)
     if output.finish_reason is FinishReason.ABORT:
         raise RequestError("The server ended this request before it was answered.", kind=ErrorKind.ABORTED)
-
-
-def _closing(
-    outputs: AsyncIterator[GenerationOutput],
-) -> AbstractAsyncContextManager[AsyncGenerator[GenerationOutput, None]]:
-    # EngineClient.generate promises an iterator that can be closed; AsyncIterator alone does not say so.
-    return aclosing(cast(AsyncGenerator[GenerationOutput, None], outputs))
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

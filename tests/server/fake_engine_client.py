@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from engine_core import EnginePhase, EngineState, FinishReason
 from server.engine_client import EngineClient
@@ -55,7 +55,7 @@ class FakeEngineClient(EngineClient):
     def seconds_since_progress(self) -> float:
         return self.heartbeat_age_s
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationOutput]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
         self.requests.append(request)
         has_ended = False
         try:
