@@ -10,8 +10,6 @@ from pathlib import Path
 
 from engine_core.errors import ConfigError
 
-CPU_BLOCK_SIZES = (32, 64, 128)
-
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:

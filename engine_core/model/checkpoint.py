@@ -157,10 +157,8 @@ def _generation_defaults(path: Path, config: Mapping[str, Any]) -> GenerationDef
     fields = ConfigFields(_read_json(file) if file.is_file() else {}, file.name)
     nested = ConfigFields(config, "config.json").section("text_config")
     model = ConfigFields(config, "config.json").with_defaults(nested.raw if nested else {})
-    bos = fields.optional_int("bos_token_id")
     return GenerationDefaults(
         eos_token_ids=_token_ids(fields, "eos_token_id") or _token_ids(model, "eos_token_id"),
-        bos_token_id=model.optional_int("bos_token_id") if bos is None else bos,
         temperature=fields.optional_number("temperature"),
         top_p=fields.optional_number("top_p"),
         top_k=fields.optional_int("top_k"),

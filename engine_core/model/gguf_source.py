@@ -90,11 +90,10 @@ def open_gguf(path: Path) -> GGUFFile:
         rope_freqs = read_tensor(container, container.tensors[_ROPE_FREQS]).float().numpy()
     config = build_config(container.metadata, family, _shapes(container, names), rope_freqs, path.name)
     num_heads = (config["num_attention_heads"], config["num_key_value_heads"])
-    bos = container.metadata.get("tokenizer.ggml.bos_token_id")
     return GGUFFile(
         config=config,
         weights=GGUFWeights(container, family, names, num_heads),
-        generation=GenerationDefaults(eos_token_ids=find_eos_ids(container.metadata), bos_token_id=bos),
+        generation=GenerationDefaults(eos_token_ids=find_eos_ids(container.metadata)),
         metadata=container.metadata,
     )
 

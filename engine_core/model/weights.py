@@ -35,14 +35,12 @@ class GenerationDefaults:
 
     Attributes:
         eos_token_ids: Ids that end the output; empty if none is named.
-        bos_token_id: Id that starts a text, or None.
         temperature: Sampling default, or None where the checkpoint has none.
         top_p: Likewise.
         top_k: Likewise; a count of tokens.
     """
 
     eos_token_ids: frozenset[int] = frozenset()
-    bos_token_id: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

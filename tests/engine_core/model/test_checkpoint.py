@@ -171,18 +171,16 @@ def test_broken_json_is_named(directory: Path, name: str, text: str) -> None:
 def test_generation_defaults_fall_back_on_the_config(directory: Path) -> None:
     generation = open_checkpoint(directory).generation
     assert generation.eos_token_ids == {3}
-    assert generation.bos_token_id == 1
     assert (generation.temperature, generation.top_p, generation.top_k) == (None, None, None)
 
 
 def test_generation_config_wins(directory: Path) -> None:
     write_json(
         directory / "generation_config.json",
-        {"eos_token_id": [5, 7], "bos_token_id": 2, "temperature": 0.6, "top_p": 0.9, "top_k": 20},
+        {"eos_token_id": [5, 7], "temperature": 0.6, "top_p": 0.9, "top_k": 20},
     )
     generation = open_checkpoint(directory).generation
     assert generation.eos_token_ids == {5, 7}
-    assert generation.bos_token_id == 2
     assert (generation.temperature, generation.top_p, generation.top_k) == (0.6, 0.9, 20)
 
 
@@ -197,7 +195,6 @@ def test_no_eos_anywhere(directory: Path) -> None:
         ("eos_token_id", "</s>"),
         ("eos_token_id", [1, None]),
         ("eos_token_id", -1),
-        ("bos_token_id", "<s>"),
         ("temperature", "hot"),
         ("top_p", [0.9]),
         ("top_k", 2.5),

@@ -152,10 +152,9 @@ def test_metadata_arrives_as_plain_values(tmp_path: Path) -> None:
 
 
 def test_eos_and_eot_end_an_output(tmp_path: Path) -> None:
-    ids = {"tokenizer.ggml.eos_token_id": 7, "tokenizer.ggml.eot_token_id": 9, "tokenizer.ggml.bos_token_id": 1}
+    ids = {"tokenizer.ggml.eos_token_id": 7, "tokenizer.ggml.eot_token_id": 9}
     generation = open_gguf(write_gguf(tmp_path / "m.gguf", llama_metadata() | ids, llama_tensors())).generation
     assert generation.eos_token_ids == {7, 9}
-    assert generation.bos_token_id == 1
 
 
 def test_a_turn_end_is_found_by_its_text_where_no_eot_is_named(tmp_path: Path) -> None:
