@@ -6,7 +6,6 @@ Knows what the tokenizer's own files say (bos, eos, chat template), nothing of r
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from tokenizers.processors import TemplateProcessing
 from engine_core import CheckpointError
 from server.detokenizer import IncrementalDetokenizer
 from server.gguf_tokenizer import rebuild_tokenizer
-
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
+from server.json_text import scrub_surrogates
 
 
 class Tokenizer:
@@ -66,9 +64,7 @@ class Tokenizer:
                 rendered chat, whose template has written them already.
         """
         # encode() holds the GIL to its end, 2.8 s for 4 MB, and the event loop with it; a batch of one lets go of it.
-        batch = self._pipeline.encode_batch_fast(
-            [_SURROGATE.sub("\ufffd", text)], add_special_tokens=add_special_tokens
-        )
+        batch = self._pipeline.encode_batch_fast([scrub_surrogates(text)], add_special_tokens=add_special_tokens)
         return batch[0].ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
