@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
+from typing import NoReturn
 
 from engine_core import CheckpointError, ConfigError, EngineError
 from server.config import ServerConfig, add_flags, build_config
@@ -23,6 +24,7 @@ _DESCRIPTION = "Pointsman, an LLM serving daemon with OpenAI's HTTP API."
 _ENV_NOTE = "Every flag is also an environment variable: --max-num-seqs is POINTSMAN_MAX_NUM_SEQS. A flag wins."
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _CHATTY_LOGGERS = ("uvicorn", "httpx", "httpcore", "huggingface_hub", "filelock", "urllib3", "asyncio")
+_ARGPARSE_ERROR = 2  # as every argparse program's
 
 # The most special first: the first class that matches decides.
 _EXIT_CODES: tuple[tuple[type[Exception], ExitCode], ...] = (
@@ -52,9 +54,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))
 
 
+class _Parser(argparse.ArgumentParser):
+    """argparse, but a mistake is one sentence: the twenty lines of usage would bury it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(_ARGPARSE_ERROR, f"pointsman: {message}; --help lists what there is\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser("pointsman", description=_DESCRIPTION, allow_abbrev=False)
+    parser = _Parser("pointsman", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"pointsman {get_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser(

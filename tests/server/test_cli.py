@@ -59,7 +59,7 @@ def test_a_mistake_is_a_sentence_and_an_exit_code(argv: list[str], code: int, co
     result = run(*argv)
     assert result.returncode == code, result.stderr
     assert complaint in result.stderr
-    assert "Traceback" not in result.stderr
+    assert result.stderr.startswith("pointsman: ") and result.stderr.count("\n") == 1
     assert result.stdout == ""
 
 
