@@ -174,7 +174,8 @@ class _HubFetch:
             ) from error
         except RepositoryNotFoundError as error:
             raise ModelResolveError(
-                f"The Hub has no {self.repo}, or it is private: check the name, or set HF_TOKEN."
+                f"There is no {self.repo} here, and the Hub has none either, or it is private: check the path or name, "
+                "or set HF_TOKEN."
             ) from error
         except LocalEntryNotFoundError as error:
             raise self._unreachable() from error
@@ -184,8 +185,8 @@ class _HubFetch:
 
     def _unreachable(self, detail: str = "") -> ModelResolveError:
         return ModelResolveError(
-            f"{self.repo} is not in the local cache, and the Hub cannot be reached{detail}. Check the network and "
-            "HF_HUB_OFFLINE, give the path of a model on disk, or leave MODEL out for the embedded default."
+            f"There is no {self.repo} here or in the Hub's local cache, and the Hub cannot be reached{detail}. Give a "
+            "path that exists, check the network and HF_HUB_OFFLINE, or leave MODEL out for the embedded default."
         )
 
 

@@ -97,7 +97,9 @@ def _layer_shapes(arch: ArchSpec) -> dict[str, tuple[int, ...]]:
 
 def _open_directory(path: Path) -> Checkpoint:
     if not (path / "config.json").is_file():
-        raise CheckpointError(f"{path} has no config.json, so it is no checkpoint in Hugging Face's form.")
+        raise CheckpointError(
+            f"{path} has no config.json, so it is no checkpoint in Hugging Face's form.{_hint_at_gguf(path)}"
+        )
     # Files before config: a directory of pickles is refused as such, whatever its architecture.
     files = find_safetensors(path)
     config = _read_json(path / "config.json")
@@ -106,6 +108,11 @@ def _open_directory(path: Path) -> Checkpoint:
     _check_tensors(arch, weights.shapes)
     _check_dtypes(arch, weights.dtypes)
     return Checkpoint(path, arch, weights, _generation_defaults(path, config))
+
+
+def _hint_at_gguf(directory: Path) -> str:
+    ggufs = sorted(directory.glob("*.gguf"))
+    return f" Name a .gguf file in it, such as {ggufs[0]}." if ggufs else ""
 
 
 def _open_gguf(path: Path) -> Checkpoint:

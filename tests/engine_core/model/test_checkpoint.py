@@ -144,7 +144,10 @@ def test_path_that_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"neither a directory .* nor a \.gguf"):
         open_checkpoint(tmp_path / "model.onnx")
-    with pytest.raises(CheckpointError, match=r"no config\.json"):
+    with pytest.raises(CheckpointError, match=r"no config\.json.*form\.$"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "model.gguf").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"Name a \.gguf file in it, such as .*/model\.gguf\."):
         open_checkpoint(tmp_path)
 
 
