@@ -36,7 +36,7 @@ def test_the_start_ends_in_a_curl_that_works(server: ServerProcess) -> None:
     assert server.url in curl
     body = json.loads(curl.split("-d '")[1].rsplit("'", 1)[0])
     path = curl.split(server.url)[1].split()[0]
-    assert httpx.post(server.url + path, json=body).status_code == 200
+    assert httpx.post(server.url + path, json=body, timeout=120).status_code == 200
 
 
 def test_models(client: openai.OpenAI) -> None:
