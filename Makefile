@@ -11,12 +11,18 @@ setup: $(VENV)/.setup
 	@$(BIN)/pointsman fetch
 
 # A torch that the Python already has is kept, through --system-site-packages; otherwise the lock's CPU build comes.
+# Debian's python3 lacks ensurepip, with which venv installs pip: there the pip at hand does it.
 $(VENV)/.setup: requirements.lock pyproject.toml
-	@if [ ! -d $(VENV) ]; then \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "$(PYTHON) is no Python 3.11 or newer; name one: make setup PYTHON=python3.12"; exit 1; }
+	@if [ ! -x $(BIN)/pip ]; then \
 	  echo "Creating $(VENV)"; \
 	  if $(PYTHON) -c 'import torch; assert tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)' 2>/dev/null; \
-	  then echo "Keeping the torch that $(PYTHON) has"; $(PYTHON) -m venv --system-site-packages $(VENV); \
-	  else $(PYTHON) -m venv $(VENV); fi; fi
+	  then echo "Keeping the torch that $(PYTHON) has"; site=--system-site-packages; fi; \
+	  if $(PYTHON) -c 'import ensurepip' 2>/dev/null; \
+	  then $(PYTHON) -m venv --clear $$site $(VENV); \
+	  else $(PYTHON) -m venv --clear --without-pip $$site $(VENV) && \
+	    $(PYTHON) -m pip --python $(BIN)/python install --quiet --ignore-installed pip; fi; fi
 	@if ! $(BIN)/python -c 'import torch' 2>/dev/null; then \
 	  echo "Installing torch, about 190 MB (CPU build; see README where your index gives only CUDA builds)"; \
 	  $(BIN)/pip install --quiet "$$(grep '^torch==' requirements.lock)"; fi
