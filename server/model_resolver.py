@@ -216,7 +216,7 @@ def fetch_embedded_model(cache_dir: Path, progress: Progress, model: EmbeddedMod
     except OSError as error:
         raise ModelResolveError(
             f"{model.name} cannot be kept in {folder}: {error}. Free space there, or choose another folder with "
-            "XDG_CACHE_HOME."
+            "--cache-dir."
         ) from error
     return path
 

@@ -1,4 +1,4 @@
-"""Helpers that more than one test package uses: an engine driven from the test's own thread."""
+"""Helpers that more than one test package uses: a real engine in its thread, asked and heard from the test's."""
 
 from __future__ import annotations
 

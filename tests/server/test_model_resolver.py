@@ -258,5 +258,5 @@ def test_pip_failing_says_what_to_do(index: Path, tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
-    with pytest.raises(ModelResolveError, match=r"cannot be kept in .*XDG_CACHE_HOME"):
+    with pytest.raises(ModelResolveError, match=r"cannot be kept in .*--cache-dir"):
         fetch_embedded_model(tmp_path / "cache", print, MODEL)
