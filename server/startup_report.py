@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import shlex
@@ -29,22 +30,25 @@ class StartupReport:
 
     def line(self, text: str) -> None:
         """Write one line, below whatever progress there is."""
-        if self._is_line_open:
-            self._out.write("\n")
-            self._is_line_open = False
-        self._out.write(f"{text}\n")
-        self._out.flush()
+        below = "\n" if self._is_line_open else ""
+        self._is_line_open = False
+        self._write(f"{below}{text}\n")
 
     def loading(self, state: EngineState) -> None:
         """Show how far loading is."""
         text = f"Loading {state.progress:4.0%}  {state.detail}"
         if self._is_terminal:
-            self._out.write(f"\r\x1b[K{text}")
-            self._out.flush()
+            self._write(f"\r\x1b[K{text}")
             self._is_line_open = True
         elif (quarter := int(state.progress * _PROGRESS_STEPS)) > self._last_quarter:
             self._last_quarter = quarter
             self.line(text)
+
+    def _write(self, text: str) -> None:
+        # Whoever read this may be gone, with its end of the pipe: the server goes on, and above all can be stopped.
+        with contextlib.suppress(OSError):
+            self._out.write(text)
+            self._out.flush()
 
 
 def format_summary(*, version: str, model_name: str, architecture: str, config: EngineConfig, url: str) -> str:

@@ -35,6 +35,16 @@ def test_progress_on_a_terminal_overwrites_itself_and_the_next_line_starts_afres
     assert out.getvalue() == "\r\x1b[KLoading  10%  layer\r\x1b[KLoading  20%  other\ndone\n"
 
 
+def test_a_reader_that_is_gone_is_no_error() -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    report = StartupReport(Gone())
+    report.line("Stopping")
+    report.loading(loading(0.5))
+
+
 def test_the_summary_names_what_runs_and_where() -> None:
     config = EngineConfig(ModelConfig(Path("/m/tiny.gguf"), "bf16", 2048))
     text = format_summary(
