@@ -31,10 +31,6 @@ _DEFAULT_COMPLETION_TOKENS = 16
 class Encoder(Protocol):
     """What admission needs of a tokenizer; called from several threads."""
 
-    @property
-    def vocab_size(self) -> int:
-        """Ids are 0..vocab_size-1."""
-
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Return the text's token ids."""
 
@@ -86,6 +82,7 @@ class Admission:
         tokenizer: The model's.
         chat_template: The model's, None where it has none.
         served_model_name: The only name that is answered.
+        vocab_size: Of the model; its tokenizer may know ids beyond, which the model cannot take.
         sampling_defaults: Of the model.
         eos_token_ids: The model's own end tokens.
         clock: The engine's clock, in seconds.
@@ -98,6 +95,7 @@ class Admission:
         tokenizer: Encoder,
         chat_template: Template | None,
         served_model_name: str,
+        vocab_size: int,
         sampling_defaults: SamplingDefaults = SamplingDefaults(),
         eos_token_ids: frozenset[int] = frozenset(),
         clock: Callable[[], float] = time.monotonic,
@@ -106,6 +104,7 @@ class Admission:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._served_model_name = served_model_name
+        self._vocab_size = vocab_size
         self._sampling_defaults = sampling_defaults
         self._eos_token_ids = eos_token_ids
         self._clock = clock
@@ -179,6 +178,7 @@ class Admission:
             else:
                 token_ids = self._tokenizer.encode(prompt, True)
                 _check_length(len(token_ids), max_tokens, max_len, param="prompt")
+                self._check_ids(token_ids, param="prompt")
             request_id = f"{response_id}-{index}" if len(wire.prompt) > 1 else response_id
             requests.append(self._build_request(request_id, token_ids, wire, max_tokens, max_len))
         return Admitted(response_id, tuple(requests))
@@ -193,6 +193,7 @@ class Admission:
         token_ids = self._tokenizer.encode(text, False)
         asked = wire.max_completion_tokens or wire.max_tokens
         _check_length(len(token_ids), asked, max_len, param="messages")
+        self._check_ids(token_ids, param="messages")
         response_id = f"chatcmpl-{uuid.uuid4().hex}"
         max_tokens = asked or max_len
         return Admitted(response_id, (self._build_request(response_id, token_ids, wire, max_tokens, max_len),))
@@ -228,7 +229,7 @@ class Admission:
         )
 
     def _check_ids(self, token_ids: list[int], *, param: str) -> None:
-        vocab_size = self._tokenizer.vocab_size
+        vocab_size = self._vocab_size
         for token_id in token_ids:
             if not 0 <= token_id < vocab_size:
                 raise RequestError(

@@ -143,6 +143,7 @@ def _create_admission(loaded: LoadedModel, client: InProcEngineClient) -> Admiss
         tokenizer=loaded.tokenizer,
         chat_template=loaded.chat_template,
         served_model_name=loaded.name,
+        vocab_size=loaded.checkpoint.arch.vocab_size,
         sampling_defaults=SamplingDefaults(
             **{name: value for name, value in given.items() if value is not None}  # type: ignore[arg-type]
         ),

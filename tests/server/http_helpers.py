@@ -59,6 +59,7 @@ def create_admission(engine_client: FakeEngineClient, **overrides: Any) -> Admis
         "tokenizer": FakeTokenizer(),
         "chat_template": FakeTemplate(),
         "served_model_name": MODEL,
+        "vocab_size": FakeTokenizer.vocab_size,
         "eos_token_ids": frozenset({2}),
         **overrides,
     }

@@ -142,6 +142,14 @@ async def test_token_ids_outside_the_vocabulary_are_refused(token_id: int) -> No
     assert error.param == "stop_token_ids"
 
 
+async def test_text_that_the_tokenizer_knows_and_the_model_does_not_is_refused() -> None:
+    async with admitting(vocab_size=ord("z")) as admission:
+        for admit in (admission.admit_completion(completion("xyz")), admission.admit_chat(chat("xyz"))):
+            with pytest.raises(RequestError, match="token id 122, but this model's ids run from 0 to 121"):
+                await admit
+        assert await admission.admit_completion(completion("xy"))
+
+
 async def test_a_prompt_without_tokens_is_refused() -> None:
     class Silent(FakeTokenizer):
         def encode(self, text: str, add_special_tokens: bool) -> list[int]:
