@@ -110,7 +110,7 @@ class Engine:
             self._set_state(replace(self._state, phase=EnginePhase.STOPPED, detail="stopped"))
         except EngineError as error:
             self._die(str(error))
-        except Exception as error:
+        except BaseException as error:  # a panic in a Rust library is no Exception, and nobody above would hear of it
             logger.exception("the engine died")
             self._die(f"{type(error).__name__}: {error}")
 

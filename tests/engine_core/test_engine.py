@@ -109,15 +109,22 @@ def test_a_block_size_that_the_backend_lacks_is_refused_before_anything_starts(c
         Engine(config, open_checkpoint(checkpoint), publish=lambda outputs: None)
 
 
-def test_a_failing_step_kills_the_engine_and_says_so_once(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class PanicError(BaseException):
+    """As a panic in a Rust library arrives in Python."""
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, PanicError])
+def test_a_failing_step_kills_the_engine_and_says_so_once(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
     def fail(self: ModelRunner, output: SchedulerOutput) -> ModelRunnerOutput:
-        raise RuntimeError("device lost")
+        raise kind("device lost")
 
     with EngineDriver(checkpoint, cache=CACHE) as driver:
         monkeypatch.setattr(ModelRunner, "execute", fail)
         driver.submit([1, 2, 3], greedy(5))
         message = driver.outputs.get(timeout=60)
-        assert message.engine_error == "RuntimeError: device lost"
+        assert message.engine_error == f"{kind.__name__}: device lost"
         assert driver.engine.state.phase is EnginePhase.DEAD
         with pytest.raises(EngineDeadError, match="device lost"):
             driver.submit([1], greedy(1))
