@@ -84,7 +84,8 @@ def _likeliest(probs: torch.Tensor, params: SamplingParams) -> tuple[torch.Tenso
         kept, token_ids = probs.sort(descending=True, stable=True)
         cumulative = kept.cumsum(0)
     # A token stays while those before it have not reached top_p of what top_k left.
-    num_kept = int((cumulative - kept < params.top_p * total).sum())
+    # The first always does: where top_p is so small that the product is 0, the test would not say so.
+    num_kept = max(1, int((cumulative - kept < params.top_p * total).sum()))
     return kept[:num_kept], token_ids[:num_kept]
 
 

@@ -53,6 +53,13 @@ def test_top_k_and_top_p_cut_the_tail(top_k: int, top_p: float, kept: set[int]) 
     assert {sample(logits, options, [index]).token_ids[0] for index in range(500)} == kept
 
 
+@pytest.mark.parametrize("top_k", [0, 2])
+@pytest.mark.parametrize("top_p", [0.0, 5e-324])
+def test_the_smallest_top_p_leaves_the_likeliest_token(top_p: float, top_k: int) -> None:
+    logits = torch.tensor([[0.0, 0.1, 0.0, 0.0, 0.0, 0.0]])
+    assert sample(logits, [params(top_p=top_p, top_k=top_k, temperature=2.0)], [0]).token_ids == [1]
+
+
 def test_a_flat_distribution_needs_more_than_the_candidates() -> None:
     logits = torch.zeros(1, 5000)
     drawn = {sample(logits, [params(seed=1, top_p=0.99)], [index]).token_ids[0] for index in range(300)}
