@@ -20,6 +20,7 @@ from server.engine_client import EngineClient
 from server.errors import ErrorKind, RequestError
 from server.generation import GenerationRequest
 from server.protocol import ChatMessage, ChatRequest, CompletionRequest, GenerationFields
+from server.stop_strings import StopStrings
 
 _NUM_THREADS = 4
 # Longer texts have one thread for all of them: tokenising 16 MB takes seconds and 3 GB, and nobody should wait behind
@@ -168,6 +169,8 @@ class Admission:
     def _build_completion(self, wire: CompletionRequest, max_len: int) -> Admitted:
         max_tokens = wire.max_tokens or _DEFAULT_COMPLETION_TOKENS
         response_id = f"cmpl-{uuid.uuid4().hex}"
+        # Once for all prompts: 256 automata of the longest stop strings take 2 s and 300 MB.
+        stops = StopStrings(wire.stop)
         requests = []
         for index, prompt in enumerate(wire.prompt):
             # The client's list of ids is measured before it is walked.
@@ -180,7 +183,7 @@ class Admission:
                 _check_length(len(token_ids), max_tokens, max_len, param="prompt")
                 self._check_ids(token_ids, param="prompt")
             request_id = f"{response_id}-{index}" if len(wire.prompt) > 1 else response_id
-            requests.append(self._build_request(request_id, token_ids, wire, max_tokens, max_len))
+            requests.append(self._build_request(request_id, token_ids, wire, stops, max_tokens, max_len))
         return Admitted(response_id, tuple(requests))
 
     def _build_chat(self, wire: ChatRequest, max_len: int, template: Template) -> Admitted:
@@ -196,10 +199,17 @@ class Admission:
         self._check_ids(token_ids, param="messages")
         response_id = f"chatcmpl-{uuid.uuid4().hex}"
         max_tokens = asked or max_len
-        return Admitted(response_id, (self._build_request(response_id, token_ids, wire, max_tokens, max_len),))
+        stops = StopStrings(wire.stop)
+        return Admitted(response_id, (self._build_request(response_id, token_ids, wire, stops, max_tokens, max_len),))
 
     def _build_request(
-        self, request_id: str, token_ids: list[int], wire: GenerationFields, max_tokens: int, max_len: int
+        self,
+        request_id: str,
+        token_ids: list[int],
+        wire: GenerationFields,
+        stops: StopStrings,
+        max_tokens: int,
+        max_len: int,
     ) -> GenerationRequest:
         return GenerationRequest(
             engine_request=EngineCoreRequest(
@@ -208,7 +218,7 @@ class Admission:
                 sampling_params=self._build_sampling(wire, min(max_tokens, max_len - len(token_ids))),
                 arrival_time=self._clock(),
             ),
-            stop_strings=wire.stop,
+            stop_strings=stops,
         )
 
     def _build_sampling(self, wire: GenerationFields, max_tokens: int) -> SamplingParams:

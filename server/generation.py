@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine_core import EngineCoreRequest, FinishReason
+from server.stop_strings import StopStrings
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,11 +14,11 @@ class GenerationRequest:
 
     Attributes:
         engine_request: What the engine gets.
-        stop_strings: Strings that end the text; never shown.
+        stop_strings: What ends the text and is never shown. Shared by the prompts of one wire request: fork it.
     """
 
     engine_request: EngineCoreRequest
-    stop_strings: tuple[str, ...] = ()
+    stop_strings: StopStrings = field(default_factory=lambda: StopStrings(()))
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -17,7 +17,6 @@ from engine_core import EngineCoreOutput, EngineCoreOutputs, EngineDeadError, Fi
 from server.errors import ServerStoppingError
 from server.generation import GenerationOutput, GenerationRequest
 from server.metrics import ServerMetrics, StepRecord
-from server.stop_strings import StopStrings
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +88,7 @@ class _LiveRequest:
         self.last_token_time: float | None = None
         self._num_cached_tokens = 0
         self._decoder = decoder
-        self._stops = StopStrings(request.stop_strings)
+        self._stops = request.stop_strings.fork()
 
     def advance(self, output: EngineCoreOutput) -> GenerationOutput:
         """Turn the engine's output into the client's; it may end earlier than the engine's does."""

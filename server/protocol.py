@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from server.errors import ErrorKind, RequestError
 
 MAX_STOP_STRINGS = 16
-# Their automaton is built on the event loop: 1.3 us a character, 5 ms at most for one prompt.
+# Their automaton takes 1.3 us and 300 bytes a character: 5 ms and 1.2 MB at most.
 MAX_STOP_CHARS = 256
 MAX_PROMPTS = 256
 _MAX_SHOWN_CHARS = 60

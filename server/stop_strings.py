@@ -5,6 +5,7 @@ Pure: knows no tokens, no requests, no clock.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -43,6 +44,12 @@ class StopStrings:
         self._start_of_any = re.compile(f"[{starts}]") if starts else None
         self._state = 0
         self._held = ""
+
+    def fork(self) -> StopStrings:
+        """Return one for another text, at no cost: the automaton, large and never changed, is shared."""
+        other = copy.copy(self)
+        other._state, other._held = 0, ""
+        return other
 
     def feed(self, text: str) -> tuple[str, str | None]:
         """Take the next piece of text.

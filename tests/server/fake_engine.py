@@ -18,6 +18,7 @@ from engine_core import (
 )
 from server.engine_api import OnState, Publish
 from server.generation import GenerationRequest
+from server.stop_strings import StopStrings
 
 READY = EngineState(EnginePhase.READY, "", 1.0, num_blocks=100, block_size=16, max_model_len=1024)
 
@@ -100,7 +101,7 @@ def create_request(
 ) -> GenerationRequest:
     params = SamplingParams(max_tokens=100)
     engine_request = EngineCoreRequest(request_id, list(map(ord, prompt)), params, arrival_time)
-    return GenerationRequest(engine_request, tuple(stop))
+    return GenerationRequest(engine_request, StopStrings(stop))
 
 
 def output(

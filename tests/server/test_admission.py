@@ -50,10 +50,17 @@ async def test_a_completion_becomes_an_engine_request() -> None:
     assert engine_request.request_id.startswith("cmpl-")
     assert engine_request.prompt_token_ids == [1, ord("h"), ord("i")]
     assert engine_request.arrival_time == 12.5
-    assert request.stop_strings == ("x",)
+    assert request.stop_strings.fork().feed("ax") == ("a", "x")
     params = engine_request.sampling_params
     assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (3, 0.5, 0.9, 0)
     assert (params.seed, params.eos_token_ids, params.ignore_eos) == (7, frozenset({2}), True)
+
+
+async def test_all_prompts_of_a_completion_share_one_stop_string_automaton() -> None:
+    async with admitting() as admission:
+        admitted = await admission.admit_completion(completion(["a", "b"], stop=["x"]))
+    first, second = admitted.requests
+    assert first.stop_strings is second.stop_strings
 
 
 async def test_a_chat_is_rendered_and_gets_no_second_bos() -> None:

@@ -73,6 +73,15 @@ def test_characters_that_mean_something_in_regular_expressions_are_plain() -> No
     assert feed_all(StopStrings(["^-]", "\\d"]), ["a1", "-^", "-]z"]) == ("a1-", "^-]")
 
 
+def test_a_fork_shares_the_automaton_but_not_the_text() -> None:
+    finder = StopStrings(["abc"])
+    assert finder.feed("xab") == ("x", None)
+    fork = finder.fork()
+    assert fork.feed("cab") == ("c", None)
+    assert fork.feed("c") == ("", "abc")
+    assert finder.feed("c") == ("", "abc")
+
+
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         StopStrings(["ok", ""])
