@@ -148,7 +148,7 @@ class ServerConfig:
         metavar="NAME",
         choices=BACKENDS,
     )
-    num_threads: int = _flag(_DEVICE.num_threads, parse_int(0), "Compute threads; 0 = one a core.")
+    num_threads: int = _flag(_DEVICE.num_threads, parse_int(0, 1024), "Compute threads; 0 = one a core.")
     strict_fields: bool = _flag(False, parse_bool, "Refuse request fields that this server does not know.")
     log_level: str = _flag(
         "info",

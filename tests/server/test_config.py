@@ -70,6 +70,7 @@ def test_sizes_are_read_with_units(text: str, num_bytes: int) -> None:
         (["--watermark", "nan"], r"--watermark: must lie in \[0, 1\)"),
         (["--backend", "abacus"], "--backend: invalid choice"),
         (["--max-num-seqs", "0"], "--max-num-seqs: must be at least 1"),
+        (["--num-threads", "100000"], "--num-threads: must be 0 to 1024, not 100000"),
         (["--served-model-name", ""], "--served-model-name: must not be empty"),
     ],
 )
