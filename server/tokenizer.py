@@ -139,7 +139,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}.") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} must hold a JSON object.")

@@ -164,7 +164,7 @@ def test_directory_of_pickles_is_refused(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
-@pytest.mark.parametrize("text", ["", "{", "[1]", "\udcff"])
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\udcff", pytest.param("[" * 100_000, id="nested too deep")])
 def test_broken_json_is_named(directory: Path, name: str, text: str) -> None:
     (directory / name).write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
