@@ -178,7 +178,7 @@ def _base(fields: ConfigFields, rope: RopeSpec, activation_key: str = "hidden_ac
         architecture="",
         vocab_size=fields.count("vocab_size"),
         hidden_size=fields.count("hidden_size"),
-        num_layers=fields.count("num_hidden_layers"),
+        num_layers=fields.num_layers("num_hidden_layers"),
         num_q_heads=num_q_heads,
         num_kv_heads=fields.optional_int("num_key_value_heads") or num_q_heads,
         head_dim=head_dim,
@@ -197,7 +197,7 @@ def _base(fields: ConfigFields, rope: RopeSpec, activation_key: str = "hidden_ac
         sm_scale=max(head_dim, 1) ** -0.5,
         attn_soft_cap=0.0,
         final_soft_cap=0.0,
-        windows=(-1,) * fields.count("num_hidden_layers"),
+        windows=(-1,) * fields.num_layers("num_hidden_layers"),
         rope=rope,
         local_rope=None,
     )

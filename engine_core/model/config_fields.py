@@ -8,6 +8,9 @@ from typing import Any
 
 from engine_core.errors import CheckpointError
 
+# Far above any model's. The tables that are built a layer, before a tensor is looked for, stay small.
+_MAX_LAYERS = 10_000
+
 
 class ConfigFields:
     """A JSON object whose keys are read with their type checked. null counts as absent.
@@ -49,6 +52,17 @@ class ConfigFields:
             raise self._missing(key)
         if value < 1:
             raise self.error(key, "a whole number above 0")
+        return value
+
+    def num_layers(self, key: str) -> int:
+        """Return a number of layers.
+
+        Raises:
+            CheckpointError: It is absent, or more than any model has.
+        """
+        value = self.count(key)
+        if value > _MAX_LAYERS:
+            raise self.error(key, f"at most {_MAX_LAYERS}")
         return value
 
     def optional_int(self, key: str) -> int | None:

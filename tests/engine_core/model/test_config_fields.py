@@ -55,3 +55,10 @@ def test_section_names_itself_in_errors() -> None:
     assert inner is not None
     with pytest.raises(CheckpointError, match=r"config\.json inner does not say other"):
         inner.count("other")
+
+
+def test_more_layers_than_any_model_has_are_refused_before_anything_is_built_for_each() -> None:
+    fields = ConfigFields({"layers": 2**31, "few": 62}, "config.json")
+    assert fields.num_layers("few") == 62
+    with pytest.raises(CheckpointError, match="layers is 2147483648; it must be at most 10000"):
+        fields.num_layers("layers")
