@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 from server.protocol import ChatRequest, parse_chat
 from server.replies import ChatShape
 from server.routes.generation import GenerationRoute
+from server.streaming import run_while_connected
 
 
 def build_router(route: GenerationRoute) -> APIRouter:
@@ -17,7 +18,7 @@ def build_router(route: GenerationRoute) -> APIRouter:
     async def create_chat_completion(request: Request) -> Response:
         """Answer a conversation."""
         wire = await route.reader.read(request, parse_chat)
-        admitted = await route.admission.admit_chat(wire)
+        admitted = await run_while_connected(request.receive, route.admission.admit_chat(wire))
         return await route.answer(request, wire, admitted, ChatShape)
 
     return router

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 from server.protocol import CompletionRequest, parse_completion
 from server.replies import CompletionShape
 from server.routes.generation import GenerationRoute
+from server.streaming import run_while_connected
 
 
 def build_router(route: GenerationRoute) -> APIRouter:
@@ -17,7 +18,7 @@ def build_router(route: GenerationRoute) -> APIRouter:
     async def create_completion(request: Request) -> Response:
         """Continue one or several prompts."""
         wire = await route.reader.read(request, parse_completion)
-        admitted = await route.admission.admit_completion(wire)
+        admitted = await run_while_connected(request.receive, route.admission.admit_completion(wire))
         return await route.answer(request, wire, admitted, CompletionShape)
 
     return router

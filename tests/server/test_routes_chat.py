@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import openai
 import pytest
+from starlette.types import Message
 
 from engine_core import EngineDeadError, FinishReason
 from server.generation import GenerationOutput
 from tests.server.fake_engine_client import FakeEngineClient, say
-from tests.server.http_helpers import MODEL, build_app, connect, get_chunks, serve
+from tests.server.http_helpers import MODEL, FakeTemplate, build_app, connect, get_chunks, serve
 
 PATH = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -155,3 +159,44 @@ async def test_a_client_that_leaves_aborts_its_chat() -> None:
         async with asyncio.timeout(5):
             await engine.has_aborted.wait()
     assert engine.aborted == [engine.requests[0].engine_request.request_id]
+
+
+class PatientTemplate(FakeTemplate):
+    """Renders when it is let; remembers the first letter of each conversation."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.has_begun = asyncio.Event()
+        self.may_go_on = threading.Event()
+        self.letters: list[str] = []
+
+    def render(self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        self.letters.append(messages[0]["content"][0])
+        self.loop.call_soon_threadsafe(self.has_begun.set)
+        assert self.may_go_on.wait(5)
+        return super().render(messages, add_generation_prompt)
+
+
+async def test_a_long_chat_that_waits_for_its_turn_is_dropped_when_its_client_leaves() -> None:
+    template = PatientTemplate()
+    app = build_app(FakeEngineClient(), template=template)
+    bodies = [json.dumps({"messages": [{"role": "user", "content": "b" * 300_000}]}).encode()]
+
+    async def receive() -> Message:
+        if bodies:
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        assert message.get("status") != 200
+
+    async with asyncio.timeout(5), connect(app) as client:
+        first = asyncio.create_task(client.post(PATH, json={"messages": [{"role": "user", "content": "a" * 300_000}]}))
+        await template.has_begun.wait()
+        try:
+            scope = {"type": "http", "method": "POST", "path": PATH, "headers": [], "query_string": b""}
+            await app(scope, receive, send)
+        finally:
+            template.may_go_on.set()
+        await first
+    assert template.letters == ["a"]
