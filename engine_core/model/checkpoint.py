@@ -6,7 +6,8 @@ Reads headers and JSON, never a tensor's data, and unpickles nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,10 +167,25 @@ def _generation_defaults(path: Path, config: Mapping[str, Any]) -> GenerationDef
     model = ConfigFields(config, "config.json").with_defaults(nested.raw if nested else {})
     return GenerationDefaults(
         eos_token_ids=_token_ids(fields, "eos_token_id") or _token_ids(model, "eos_token_id"),
-        temperature=fields.optional_number("temperature"),
-        top_p=fields.optional_number("top_p"),
-        top_k=fields.optional_int("top_k"),
+        temperature=_sampling_default(fields, "temperature", lambda value: 0.0 <= value < math.inf, "0 or more"),
+        top_p=_sampling_default(fields, "top_p", lambda value: 0.0 < value <= 1.0, "above 0 and at most 1"),
+        top_k=_top_k(fields),
     )
+
+
+def _sampling_default(fields: ConfigFields, key: str, is_valid: Callable[[float], bool], must_be: str) -> float | None:
+    """A default is used as it stands, so it is held to what a request's own value is held to. NaN fails any range."""
+    value = fields.optional_number(key)
+    if value is not None and not is_valid(value):
+        raise fields.error(key, must_be)
+    return value
+
+
+def _top_k(fields: ConfigFields) -> int | None:
+    value = fields.optional_int("top_k")
+    if value is not None and value < -1:
+        raise fields.error("top_k", "a count of tokens, or 0 or -1 for all")
+    return value
 
 
 def _token_ids(fields: ConfigFields, key: str) -> frozenset[int]:

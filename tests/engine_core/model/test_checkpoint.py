@@ -207,3 +207,28 @@ def test_ill_typed_generation_config_is_named(directory: Path, key: str, value: 
     write_json(directory / "generation_config.json", {key: value})
     with pytest.raises(CheckpointError, match=f"generation_config.json: {key}"):
         open_checkpoint(directory)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("temperature", -1.0),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("top_p", 0.0),
+        ("top_p", -1.0),
+        ("top_p", 5.0),
+        ("top_p", float("nan")),
+        ("top_k", -2),
+    ],
+)
+def test_generation_defaults_that_no_request_could_ask_for_are_named(directory: Path, key: str, value: float) -> None:
+    write_json(directory / "generation_config.json", {key: value})
+    with pytest.raises(CheckpointError, match=f"generation_config.json: {key} is .*; it must be"):
+        open_checkpoint(directory)
+
+
+@pytest.mark.parametrize(("key", "value"), [("temperature", 0.0), ("top_p", 1.0), ("top_k", 0), ("top_k", -1)])
+def test_generation_defaults_may_turn_a_choice_off(directory: Path, key: str, value: float) -> None:
+    write_json(directory / "generation_config.json", {key: value})
+    assert getattr(open_checkpoint(directory).generation, key) == value
