@@ -203,7 +203,7 @@ class OutputProcessor:
         live = self._live[output.request_id]
         try:
             generated = live.advance(output)
-        except Exception:  # one request's text must not cost the others theirs
+        except BaseException:  # a panic in the tokenizer's Rust is no Exception, and may cost nobody else their step
             logger.exception("request %s: its tokens could not be turned into text", output.request_id)
             generated = GenerationOutput(
                 text="",

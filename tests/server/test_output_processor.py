@@ -1,5 +1,6 @@
 import asyncio
 import logging
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -232,6 +233,26 @@ async def test_a_request_whose_tokens_cannot_be_decoded_fails_alone(caplog: pyte
     assert failed.error is not None
     assert (await take_all(fine)).text == "ok"
     assert "request a" in caplog.text
+
+
+class RustPanicError(BaseException):
+    """What a panic in a Rust library is to Python: no Exception."""
+
+
+class PanickingDecodeStream(CharDecodeStream):
+    def feed(self, token_ids: Sequence[int]) -> str:
+        if 0 in token_ids:
+            raise RustPanicError
+        return super().feed(token_ids)
+
+
+async def test_a_panic_in_one_requests_text_fails_it_alone() -> None:
+    processor = create_processor(PanickingDecodeStream)
+    broken, fine = (processor.add(create_request(request_id)) for request_id in "ab")
+    to_abort = step(processor, EngineCoreOutput("a", [0]), output("ok", LENGTH, request_id="b"))
+    assert to_abort == ["a"]
+    assert (await take_all(broken)).finish_reason is ERROR
+    assert (await take_all(fine)).text == "ok"
 
 
 async def test_an_id_in_use_is_refused() -> None:
