@@ -16,6 +16,7 @@ from engine_core import EngineDeadError
 from server.admission import Admission
 from server.engine_client import EngineClient
 from server.errors import ClientGoneError, ErrorKind, RequestError, as_request_error, build_error_response
+from server.generation import ServerStoppingError
 from server.http_limits import BodyLimitMiddleware, LastCatchMiddleware, RequestLabelMiddleware
 from server.protocol import ChatRequest, CompletionRequest
 from server.request_reader import FieldMetrics, RequestReader
@@ -100,7 +101,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def tell_nobody(request: Request, error: Exception) -> Response:
         return Response(status_code=_STATUS_CLIENT_GONE)
 
-    for kind in (RequestError, EngineDeadError, HTTPException):
+    for kind in (RequestError, EngineDeadError, ServerStoppingError, HTTPException):
         app.add_exception_handler(kind, tell_error)
     app.add_exception_handler(RequestValidationError, tell_invalid)
     app.add_exception_handler(ClientGoneError, tell_nobody)

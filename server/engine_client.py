@@ -20,6 +20,7 @@ class EngineClient(ABC):
 
         Raises:
             EngineDeadError: The engine has died, before or while this request ran.
+            ServerStoppingError: The server was told to stop before this request ended.
         """
 
     @property

@@ -3,7 +3,7 @@
 Exception
 ├── RequestError           this request is refused or has failed; becomes {"error": {...}}
 ├── ClientGoneError        the client has left; there is nobody to tell
-├── ServerStoppingError    this process ends before the answer does; becomes RequestError(kind=aborted)
+├── ServerStoppingError    generation's: this process ends before the answer does; becomes RequestError(kind=aborted)
 └── EngineDeadError        engine_core's; becomes RequestError(kind=engine_dead)
 """
 
@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from engine_core import EngineDeadError
+from server.generation import ServerStoppingError
 from server.json_text import encode_json
 
 logger = logging.getLogger(__name__)
@@ -104,10 +105,6 @@ class RequestError(Exception):
 
 class ClientGoneError(Exception):
     """The client closed its connection before it had its answer."""
-
-
-class ServerStoppingError(Exception):
-    """The server was told to stop; the message says so to the client."""
 
 
 def as_request_error(error: Exception) -> RequestError:

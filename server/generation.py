@@ -8,6 +8,10 @@ from engine_core import EngineCoreRequest, FinishReason
 from server.stop_strings import StopStrings
 
 
+class ServerStoppingError(Exception):
+    """The server was told to stop; the message says so to the client."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt to be continued once.

@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from engine_core import EngineCoreOutput, EngineCoreOutputs, EngineDeadError, FinishReason, SchedulerStats
-from server.errors import ServerStoppingError
-from server.generation import GenerationOutput, GenerationRequest
+from server.generation import GenerationOutput, GenerationRequest, ServerStoppingError
 from server.metrics import ServerMetrics, StepRecord
 
 logger = logging.getLogger(__name__)
@@ -186,7 +185,7 @@ class OutputProcessor:
         stats = outputs.stats
         if outputs.engine_error is not None:
             self._engine_error = outputs.engine_error
-            self._fail_all(EngineDeadError, outputs.engine_error, now, record)
+            self._fail_all(EngineDeadError, outputs.engine_error, FinishReason.ERROR, record)
             stats = SchedulerStats()
         self._metrics.record_step(record, stats)
         return to_abort
@@ -194,7 +193,7 @@ class OutputProcessor:
     def fail_all(self, reason: str) -> list[str]:
         """End every live request with a ServerStoppingError that says ``reason``; return their ids, to be aborted."""
         request_ids, record = list(self._live), StepRecord()
-        self._fail_all(ServerStoppingError, reason, self._clock(), record)
+        self._fail_all(ServerStoppingError, reason, FinishReason.ABORT, record)
         self._metrics.record_step(record, None)
         return request_ids
 
@@ -228,10 +227,11 @@ class OutputProcessor:
             record.token_gap_s.append(now - live.last_token_time)
         live.last_token_time = now
 
-    def _fail_all(self, kind: type[Exception], reason: str, now: float, record: StepRecord) -> None:
+    def _fail_all(self, kind: type[Exception], message: str, reason: FinishReason, record: StepRecord) -> None:
+        now = self._clock()
         for request_id in list(self._live):
-            self._live[request_id].stream.fail(kind(reason))
-            self._end(request_id, FinishReason.ERROR, now, record)
+            self._live[request_id].stream.fail(kind(message))
+            self._end(request_id, reason, now, record)
 
     def _end(self, request_id: str, reason: FinishReason, now: float, record: StepRecord) -> None:
         live = self._live.pop(request_id)

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_core import EngineCoreOutput, EngineCoreOutputs, EngineDeadError, FinishReason, SchedulerStats
-from server.errors import ServerStoppingError
-from server.generation import GenerationOutput
+from server.generation import GenerationOutput, ServerStoppingError
 from server.metrics import ServerMetrics
 from server.output_processor import OutputProcessor, OutputStream
 from tests.server.fake_engine import CharDecodeStream, HoldingDecodeStream, create_request, output
@@ -213,9 +212,11 @@ async def test_a_discarded_request_is_forgotten_and_counted_once() -> None:
 
 
 async def test_fail_all_ends_everything_and_leaves_the_processor_usable() -> None:
-    processor = create_processor()
+    metrics = ServerMetrics("tiny")
+    processor = create_processor(metrics=metrics)
     stream = processor.add(create_request("a"))
     assert processor.fail_all("shutting down") == ["a"]
+    assert samples(metrics)['vllm:request_success_total{finished_reason="abort",}'] == 1
     with pytest.raises(ServerStoppingError, match="shutting down"):
         await anext(stream)
     processor.add(create_request("b"))
