@@ -98,13 +98,12 @@ class InputBatch:
         rows = [self._rows[request_id] for request_id, _ in order]
         q_lens = np.array([num for _, num in order], np.int32)
         q_starts = np.array([starts[row.request_id] for row in rows], np.int32)
-        meta = self._lay_out(rows, q_starts, q_lens)
-        sampling_rows = [
-            row for row, end in zip(rows, (q_starts + q_lens).tolist(), strict=True) if end == row.num_tokens
-        ]
-        return StepInputs(meta, sampling_rows)
+        ends = (q_starts + q_lens).tolist()
+        sampling = [index for index, row in enumerate(rows) if ends[index] == row.num_tokens]
+        meta = self._lay_out(rows, q_starts, q_lens, sampling)
+        return StepInputs(meta, [rows[index] for index in sampling])
 
-    def _lay_out(self, rows: list[RequestRow], q_starts: IntArray, q_lens: IntArray) -> StepMeta:
+    def _lay_out(self, rows: list[RequestRow], q_starts: IntArray, q_lens: IntArray, sampling: list[int]) -> StepMeta:
         size = self._block_size
         kv_lens = q_starts + q_lens
         num_pages = -(-kv_lens // size)
@@ -113,7 +112,6 @@ class InputBatch:
         positions = np.concatenate([np.arange(start, end, dtype=np.int32) for _, start, end in spans])
         slots = [row.blocks(row.num_blocks)[np.arange(start, end) // size] for row, start, end in spans]
         qo_indptr = _indptr(q_lens)
-        samples = np.array([end == row.num_tokens for row, _, end in spans], np.bool_)
         return StepMeta(
             num_reqs=len(rows),
             num_tokens=len(positions),
@@ -128,7 +126,7 @@ class InputBatch:
             token_ids=np.concatenate([row.tokens(start, end) for row, start, end in spans]),
             positions=positions,
             slot_mapping=np.concatenate(slots) * np.int32(size) + positions % size,
-            logit_rows=(qo_indptr[1:] - 1)[samples],
+            logit_rows=(qo_indptr[1:] - 1)[np.array(sampling, np.intp)],
         )
 
 
