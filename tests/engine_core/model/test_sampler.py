@@ -101,3 +101,21 @@ def test_a_row_that_is_not_finite_is_named_and_touches_nobody(bad: float) -> Non
 def test_a_tiny_temperature_is_greedy_not_an_overflow() -> None:
     logits = random_logits(1) * 1e4
     assert sample(logits, [params(temperature=1e-300)], [0]).token_ids == logits.argmax(-1).tolist()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    logits=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=30),
+    temperature=st.floats(0.0, 2.0, allow_subnormal=True),
+    top_p=st.floats(0.0, 1.0, exclude_min=True, allow_subnormal=True),
+    top_k=st.integers(0, 2**63 - 1) | st.integers(0, 40),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_no_setting_that_a_request_may_send_and_no_finite_logits_fail(
+    logits: list[float], temperature: float, top_p: float, top_k: int, seed: int
+) -> None:
+    """A step that raises ends the server, so nothing within the limits may raise, at their edges least of all."""
+    options = [params(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)]
+    samples = sample(torch.tensor([logits], dtype=torch.float32), options, [0])
+    assert samples.is_valid == [True]
+    assert 0 <= samples.token_ids[0] < len(logits)
