@@ -5,10 +5,14 @@ Device-dependent defaults are None until ``resolve()`` returns a new, complete o
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine_core.errors import ConfigError
+
+POLICIES = ("fcfs", "priority")
+PRIORITY_ORDERS = ("higher-first", "lower-first")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,11 @@ class SchedulerConfig:
         max_chunk_size: Tokens of one request a step at most; 0 = no limit of its own.
         long_prefill_token_threshold: A second such limit; 0 = off.
         enable_chunked_prefill: Off: a prompt is computed in one step or not yet.
+        policy: fcfs, or priority: the more urgent first, and a waiting request may take the place of a less urgent one.
+        priority_order: higher-first or lower-first: which end of the numbers is urgent.
+        delay_factor: A new request waits this many times the last prompt step's duration while others run; 0 = off.
+        async_scheduling: Schedule the next step while this one executes; None = where it measures faster.
+        enable_cascade_attn: Count the leading KV blocks that all rows of a step share, for kernels that read them once.
     """
 
     max_num_batched_tokens: int = 512
@@ -62,6 +71,11 @@ class SchedulerConfig:
     max_chunk_size: int = 0
     long_prefill_token_threshold: int = 0
     enable_chunked_prefill: bool = True
+    policy: str = "fcfs"
+    priority_order: str = "higher-first"
+    delay_factor: float = 0.0
+    async_scheduling: bool | None = None
+    enable_cascade_attn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +117,14 @@ class EngineConfig:
             raise ConfigError(f"num_blocks must be at least 1, not {cache.num_blocks}")
         if not 0.0 <= cache.watermark < 1.0:
             raise ConfigError(f"watermark must lie in [0, 1), not {cache.watermark}")
+        if sched.policy not in POLICIES:
+            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, not {sched.policy!r}")
+        if sched.priority_order not in PRIORITY_ORDERS:
+            raise ConfigError(
+                f"priority_order must be one of {', '.join(PRIORITY_ORDERS)}, not {sched.priority_order!r}"
+            )
+        if not (math.isfinite(sched.delay_factor) and sched.delay_factor >= 0.0):
+            raise ConfigError(f"delay_factor must be a number of at least 0, not {sched.delay_factor}")
         if self.model.dtype not in ("auto", "bf16", "fp32"):
             raise ConfigError(f"dtype must be auto, bf16 or fp32, not {self.model.dtype!r}")
 
@@ -135,4 +157,10 @@ class EngineConfig:
                 f"long_prefill_token_threshold ({sched.long_prefill_token_threshold}) is above "
                 f"max_model_len ({max_model_len})"
             )
-        return replace(self, model=replace(self.model, max_model_len=max_model_len))
+        return replace(
+            self,
+            model=replace(self.model, max_model_len=max_model_len),
+            # On a CPU the model and the scheduler share the cores: running ahead gains nothing there, and a new
+            # request waits for one more step.
+            scheduler=replace(sched, async_scheduling=bool(sched.async_scheduling)),
+        )

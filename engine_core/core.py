@@ -8,32 +8,46 @@ from __future__ import annotations
 import logging
 import queue
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 from engine_core.messages import AbortRequest, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.scheduler import Scheduler
+from engine_core.step_executor import PendingResult, StepExecutor
 
 logger = logging.getLogger(__name__)
 
 Input = EngineCoreRequest | AbortRequest | None  # None: stop
 
+# With requests in hand and nothing to run (a constraint holds everybody back), the loop looks again after so long.
+_HELD_WAIT_S = 0.001
+# Nobody has asked for anything for so long: time for housekeeping that must not fall into serving.
+_REST_AFTER_S = 0.1
 
-class Runner(Protocol):
-    """What executes a step."""
 
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """Compute the scheduled tokens and return what was sampled."""
+@dataclass(slots=True)
+class _StepInFlight:
+    """A step handed to the executor."""
+
+    scheduled: SchedulerOutput
+    started: float
+    schedule_time_s: float
+    result: PendingResult
 
 
 class EngineCore:
-    """One scheduler, one runner, one thread.
+    """One scheduler, one executor, one thread.
+
+    With an executor that takes a second step while the first one runs, the loop schedules that second step before it
+    waits for the first: the device goes from one to the next without pause.
 
     Args:
-        scheduler: Decides.
-        runner: Executes.
+        scheduler: Decides. Its ``max_steps_in_flight`` is how far it runs ahead.
+        executor: Runs steps, in order.
         publish: Called on the engine's thread, once a step at most; must not block.
+        rest: Called on the engine's thread when nobody has asked for anything for a while.
         clock: Seconds, monotonic.
     """
 
@@ -41,15 +55,18 @@ class EngineCore:
         self,
         *,
         scheduler: Scheduler,
-        runner: Runner,
+        executor: StepExecutor,
         publish: Callable[[EngineCoreOutputs], None],
+        rest: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
-        self._runner = runner
+        self._executor = executor
         self._publish = publish
+        self._rest = rest
         self._clock = clock
         self._input: queue.SimpleQueue[Input] = queue.SimpleQueue()
+        self._in_flight: deque[_StepInFlight] = deque()
         self._is_stopping = False
         self._last_progress = clock()
         self._is_busy = False
@@ -74,31 +91,59 @@ class EngineCore:
     # ------------------------------------------------------------------ the engine's thread
     def run_busy_loop(self) -> None:
         """Step until stopped. An exception out of here means that the engine is dead."""
-        while not self._is_stopping:
-            self._drain_input(block=not self._has_work())
-            if self._has_work() and not self._is_stopping:
-                self.step()
+        try:
+            while not self._is_stopping:
+                self._drain_input(block=not self._has_work())
+                if self._has_work() and not self._is_stopping:
+                    self.step()
+        finally:
+            self._executor.close()
 
     def step(self) -> None:
-        """Schedule, execute, apply the results, publish."""
+        """Schedule a step and hand it on; then, unless another may run ahead, apply the oldest one's result."""
         started = self._clock()
         scheduled = self._scheduler.schedule(started)
-        result = self._runner.execute(scheduled)
+        if scheduled.has_news:
+            schedule_time_s = self._clock() - started
+            self._in_flight.append(_StepInFlight(scheduled, started, schedule_time_s, self._executor.submit(scheduled)))
+        if scheduled.req_ids and len(self._in_flight) < self._scheduler.max_steps_in_flight:
+            return
+        if self._in_flight:
+            self._finish_oldest()
+        else:
+            self._wait_held_back()
+
+    def _finish_oldest(self) -> None:
+        step = self._in_flight.popleft()
+        result = step.result()
         # An abort that came while the step ran beats a finish in it (scheduler.md U2).
         self._drain_input(block=False)
-        outputs = self._scheduler.update_from_output(scheduled, result)
-        self._last_progress = self._clock()
-        self._publish(EngineCoreOutputs(outputs, self._scheduler.make_stats(self._last_progress - started)))
+        started = self._clock()
+        outputs = self._scheduler.update_from_output(step.scheduled, result)
+        self._last_progress = now = self._clock()
+        stats = self._scheduler.make_stats(
+            schedule_time_s=step.schedule_time_s, update_time_s=now - started, step_time_s=now - step.started
+        )
+        self._publish(replace(outputs, stats=stats))
+
+    def _wait_held_back(self) -> None:
+        """Nothing runs and nothing may: deliver what schedule() had to end, or wait a moment rather than spin."""
+        outputs = self._scheduler.update_from_output(SchedulerOutput(), ModelRunnerOutput())
+        self._publish(replace(outputs, stats=self._scheduler.make_stats()))
+        if not outputs.outputs:
+            self._drain_input(block=True, timeout_s=_HELD_WAIT_S)
 
     def _has_work(self) -> bool:
-        return self._scheduler.has_unfinished_requests() or self._scheduler.has_pending_output()
+        return bool(
+            self._scheduler.has_unfinished_requests() or self._scheduler.has_pending_output() or self._in_flight
+        )
 
-    def _drain_input(self, *, block: bool) -> None:
+    def _drain_input(self, *, block: bool, timeout_s: float | None = None) -> None:
         """Apply everything queued; when idle, wait for the first."""
         ended: list[EngineCoreOutput] = []
-        if block:
+        if block and timeout_s is None:
             self._is_busy = False
-        for message in self._take_input(block=block):
+        for message in self._take_input(block=block, timeout_s=timeout_s):
             if not self._is_busy:
                 # In this order: another thread may look in between, and must not see the age of an idle engine.
                 self._last_progress = self._clock()
@@ -110,15 +155,24 @@ class EngineCore:
             else:
                 ended += self._add(message)
         if ended:
-            self._publish(EngineCoreOutputs(ended, self._scheduler.make_stats(0.0)))
+            self._publish(EngineCoreOutputs(ended, self._scheduler.make_stats()))
 
-    def _take_input(self, *, block: bool) -> Iterator[Input]:
+    def _take_input(self, *, block: bool, timeout_s: float | None) -> Iterator[Input]:
         try:
+            if block:
+                yield self._wait_for_input() if timeout_s is None else self._input.get(timeout=timeout_s)
             while True:
-                yield self._input.get(block=block)
-                block = False
+                yield self._input.get_nowait()
         except queue.Empty:
             return
+
+    def _wait_for_input(self) -> Input:
+        """Wait as long as it takes; keep house if it takes long."""
+        try:
+            return self._input.get(timeout=_REST_AFTER_S)
+        except queue.Empty:
+            self._rest()
+            return self._input.get()
 
     def _add(self, request: EngineCoreRequest) -> list[EngineCoreOutput]:
         try:

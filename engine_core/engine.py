@@ -14,6 +14,7 @@ import torch
 from engine_core.config import EngineConfig
 from engine_core.core import EngineCore
 from engine_core.errors import ConfigError, EngineDeadError, EngineError
+from engine_core.housekeeping import collect_garbage, no_full_collections
 from engine_core.kv_cache.manager import KVCacheManager
 from engine_core.memory import KVBudget, available_bytes, size_kv_pool
 from engine_core.messages import EngineCoreOutputs, EngineCoreRequest, EnginePhase, EngineState
@@ -23,6 +24,7 @@ from engine_core.model.loader import load_decoder
 from engine_core.model.runner import ModelRunner
 from engine_core.scheduler.constraints import build_constraints
 from engine_core.scheduler.scheduler import Scheduler
+from engine_core.step_executor import DirectExecutor, StepExecutor, ThreadedExecutor
 from kernels.backend import Backend, KVPool, StepMeta, create_backend
 
 __all__ = ["Checkpoint", "Engine", "open_checkpoint"]
@@ -106,7 +108,8 @@ class Engine:
         try:
             core = self._load()
             if not self._stop_asked.is_set():
-                core.run_busy_loop()
+                with no_full_collections():
+                    core.run_busy_loop()
             self._set_state(replace(self._state, phase=EnginePhase.STOPPED, detail="stopped"))
         except EngineError as error:
             self._die(str(error))
@@ -127,8 +130,7 @@ class Engine:
         self._set_state(replace(self._state, progress=progress, detail=detail))
 
     def _load(self) -> EngineCore:
-        if self._config.device.num_threads:
-            torch.set_num_threads(self._config.device.num_threads)
+        self._use_threads()
         backend = self._backend
         dtype = _DTYPES.get(self._config.model.dtype, backend.default_dtype)
         decoder = load_decoder(self._checkpoint, backend, dtype, self._report)
@@ -153,6 +155,11 @@ class Engine:
             )
         )
         return self._core
+
+    def _use_threads(self) -> None:
+        """Settle the compute threads of the calling thread: they are its own, not the process's."""
+        if self._config.device.num_threads:
+            torch.set_num_threads(self._config.device.num_threads)
 
     def _size_pool(self, decoder: Decoder, dtype: torch.dtype) -> KVBudget:
         cache = self._config.cache
@@ -188,14 +195,26 @@ class Engine:
             enable_prefix_caching=self._config.cache.enable_prefix_caching,
             watermark=self._config.cache.watermark,
         )
+        is_overlapping = self._config.scheduler.async_scheduling
         scheduler = Scheduler(
             config=self._config.scheduler,
             kv_cache=kv_cache,
             max_model_len=max_model_len,
-            constraints=build_constraints(self._config.scheduler),
+            constraints=build_constraints(self._config.scheduler, block_size=budget.block_size),
+            max_steps_in_flight=2 if is_overlapping else 1,
         )
         runner = ModelRunner(decoder=decoder, kv=kv, max_model_len=max_model_len)
-        return EngineCore(scheduler=scheduler, runner=runner, publish=self._publish, clock=time.monotonic)
+        executor: StepExecutor = (
+            ThreadedExecutor(runner, prepare=self._use_threads) if is_overlapping else DirectExecutor(runner)
+        )
+
+        def rest() -> None:
+            scheduler.check_invariants()
+            collect_garbage()
+
+        return EngineCore(
+            scheduler=scheduler, executor=executor, publish=self._publish, rest=rest, clock=time.monotonic
+        )
 
 
 def _check_block_size(block_size: int, backend: Backend) -> None:

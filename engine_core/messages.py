@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine_core.sampling_params import SamplingParams
 from engine_core.stats import SchedulerStats
@@ -27,7 +27,7 @@ class EngineCoreRequest:
         prompt_token_ids: At least one id, each in the model's vocabulary.
         sampling_params: How to pick tokens and when to stop.
         arrival_time: Seconds on the engine's clock (monotonic).
-        priority: Meaning set by the scheduling policy; 0 = ordinary.
+        priority: Read under the priority policy only; which end is urgent is configured. 0 = ordinary.
     """
 
     request_id: str
@@ -69,8 +69,13 @@ class EngineCoreOutput:
 class EngineCoreOutputs:
     """All that one step has to tell: one message a step, whatever the batch.
 
+    A request that got one more token and goes on, the case of nearly every row of nearly every step, is a line of two
+    columns; everything else (a first token, several tokens, an end) is a record. No request is in both.
+
     Attributes:
-        outputs: One entry per request with something to say.
+        outputs: Records, one per request that has one.
+        token_req_ids: Column: who got exactly one token, not the first, and goes on.
+        token_ids: Column: that token, of the same length.
         stats: The scheduler's figures after the step.
         engine_error: Set once, on the engine's last message: why it died. Every live request ends with it.
     """
@@ -78,6 +83,13 @@ class EngineCoreOutputs:
     outputs: list[EngineCoreOutput]
     stats: SchedulerStats | None = None
     engine_error: str | None = None
+    token_req_ids: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+
+    def as_records(self) -> list[EngineCoreOutput]:
+        """View: the lines of the columns as records too. For those who are not in a hurry."""
+        lines = zip(self.token_req_ids, self.token_ids, strict=True)
+        return [*(EngineCoreOutput(request_id, [token_id]) for request_id, token_id in lines), *self.outputs]
 
 
 class EnginePhase(enum.StrEnum):

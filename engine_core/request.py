@@ -1,6 +1,6 @@
 """A request as the engine sees it: token ids, counters, a block table. No text, no tensors, no decisions.
 
-The Scheduler writes the counters and the status; the KVCacheManager writes the block fields.
+The scheduler writes the counters and the status; the KVCacheManager writes the block fields.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from engine_core.messages import FinishReason
 from engine_core.sampling_params import SamplingParams
 
-# Smaller is served first and preempted last. The last part is unique, so two ranks are never equal.
+# Smaller is served first and preempted last: (urgency, order of arrival). The last part is unique, so two ranks are
+# never equal.
 Rank = tuple[int, int]
 
 
@@ -47,10 +48,11 @@ class Request:
     ``num_computed_tokens`` counts the leading tokens whose KV exists or is scheduled to exist. The law of the
     scheduler: every step lets it catch up with ``num_tokens_with_spec``; there is no prefill and no decode phase::
 
-        all_token_ids   [ prompt ............ | outputs ... ]
-                        0        ^ num_computed_tokens      ^ num_tokens
+        all_token_ids   [ prompt ............ | outputs ... ] being sampled | drafts ]
+                        0        ^ num_computed_tokens      ^ num_tokens             ^ num_tokens_with_spec
 
-    Lengths are stored, not computed: the hot loops read them many times a step.
+    A token is being sampled from the moment that its step is scheduled until the step's result is applied. Lengths are
+    stored, not computed: the hot loops read them many times a step.
 
     Attributes:
         request_id: Unique among live requests.
@@ -59,19 +61,25 @@ class Request:
         sampling_params: As the client asked.
         max_total_tokens: Length, prompt included, at which the request ends by length whatever it wants. Its last
             token needs no KV slot.
+        min_total_tokens: Length below which no end token ends it.
         rank: Order of service.
         arrival_time: Seconds on the engine's clock.
         status: See RequestStatus.
         num_tokens: ``len(all_token_ids)``.
-        num_tokens_with_spec: ``num_tokens`` plus drafts, where something drafts.
+        num_tokens_with_spec: ``num_tokens``, the tokens being sampled and the drafts.
         num_computed_tokens: See above.
+        decode_until: While ``num_computed_tokens`` is below it, each step gives this request exactly one token, with
+            no further question: it decodes, without drafts, inside slots that it has. 0 = ask.
+        draft_token_ids: Guesses at the tokens after those that are known or being sampled.
+        num_steps_to_drain: Of a preempted request: steps in flight whose results for it are still to come.
         num_cached_tokens: Prompt tokens found in the prefix cache when first admitted.
         num_preemptions: Times its blocks were taken away.
         stop_ids: Every token id that ends it.
         block_ids: Block table: position ``p`` lives in block ``block_ids[p // block_size]``.
+        num_slots: Tokens that the table holds.
         block_digests: Digests of its leading full blocks, extended when needed, kept over preemptions.
         num_registered_blocks: Leading blocks already offered to the prefix index.
-        num_reserved_blocks: Blocks its known tokens still lack, while its prompt is partly computed.
+        num_reserved_blocks: Blocks its known tokens still lacked when its table last grew.
     """
 
     request_id: str
@@ -82,13 +90,18 @@ class Request:
     arrival_time: float = 0.0
     status: RequestStatus = RequestStatus.WAITING
     num_prompt_tokens: int = field(init=False)
+    min_total_tokens: int = field(init=False)
     num_tokens: int = field(init=False)
     num_tokens_with_spec: int = field(init=False)
     num_computed_tokens: int = 0
+    decode_until: int = 0
+    draft_token_ids: list[int] = field(default_factory=list)
+    num_steps_to_drain: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     stop_ids: frozenset[int] = field(init=False)
     block_ids: list[int] = field(default_factory=list)
+    num_slots: int = 0
     block_digests: list[bytes] = field(default_factory=list)
     num_registered_blocks: int = 0
     num_reserved_blocks: int = 0
@@ -96,10 +109,10 @@ class Request:
     def __post_init__(self) -> None:
         self.num_prompt_tokens = self.num_tokens = self.num_tokens_with_spec = len(self.all_token_ids)
         params = self.sampling_params
+        self.min_total_tokens = self.num_prompt_tokens + params.min_tokens
         self.stop_ids = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | params.eos_token_ids
 
     def append_output(self, token_id: int) -> None:
-        """Add one sampled token."""
+        """Add one sampled token. ``num_tokens_with_spec`` has counted it since it was scheduled."""
         self.all_token_ids.append(token_id)
         self.num_tokens += 1
-        self.num_tokens_with_spec += 1

@@ -11,6 +11,7 @@ class SamplingParams:
 
     Attributes:
         max_tokens: Output tokens at most, at least 1.
+        min_tokens: Output tokens before an end token may end it; the length limits hold regardless.
         temperature: 0 = greedy.
         top_p: Nucleus: keep the smallest set of likeliest tokens whose probability reaches it, (0, 1].
         top_k: Keep the k likeliest tokens; 0 = all.
@@ -28,3 +29,4 @@ class SamplingParams:
     eos_token_ids: frozenset[int] = frozenset()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    min_tokens: int = 0

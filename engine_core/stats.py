@@ -7,30 +7,48 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """State after a step, and what the step did.
+    """State after a step, and what has happened since the stats before.
 
     Attributes:
         num_running: Requests holding KV blocks.
-        num_waiting: Requests waiting for admission, preempted ones included.
+        num_waiting: Requests without, preempted and parked ones included.
+        num_parked: Of those, preempted ones whose last output is still under way: not to be admitted before it is in.
         num_blocks: Usable KV blocks.
         num_free_blocks: Of those, with no owner.
-        num_prompt_tokens: Prompt (and recomputed) tokens scheduled in this step.
-        num_generation_tokens: Tokens sampled in this step and delivered.
-        num_preempted: Requests preempted in this step.
-        num_prefix_queries: Prompt tokens looked up in the prefix cache by first admissions of this step.
+        num_scheduled_tokens: Tokens handed out: prompt, output and draft tokens together.
+        num_prompt_tokens: Of those, known tokens computed in bulk: prompts, and what a preemption threw away.
+        num_draft_tokens: Of those, drafts.
+        num_accepted_tokens: Drafts that the model agreed with, by position: entry i counts the (i+1)-th drafts.
+        num_generation_tokens: Tokens sampled and delivered.
+        num_preempted: Preemptions.
+        num_prefix_queries: Prompt tokens looked up in the prefix cache by first admissions.
         num_prefix_hits: Of those, found.
+        num_resumed_queries: Tokens looked up by admissions after a preemption.
+        num_resumed_hits: Of those, found: what a preemption did not cost.
+        num_stalls: Steps that gave nobody a token although somebody was running.
+        schedule_time_s: Time inside schedule().
+        update_time_s: Time inside update_from_output().
         step_time_s: From schedule() to the end of update_from_output(); 0 where no step ran.
     """
 
     num_running: int = 0
     num_waiting: int = 0
+    num_parked: int = 0
     num_blocks: int = 0
     num_free_blocks: int = 0
+    num_scheduled_tokens: int = 0
     num_prompt_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: tuple[int, ...] = ()
     num_generation_tokens: int = 0
     num_preempted: int = 0
     num_prefix_queries: int = 0
     num_prefix_hits: int = 0
+    num_resumed_queries: int = 0
+    num_resumed_hits: int = 0
+    num_stalls: int = 0
+    schedule_time_s: float = 0.0
+    update_time_s: float = 0.0
     step_time_s: float = 0.0
 
     @property

@@ -70,10 +70,10 @@ class EngineDriver:
         return request_id
 
     def next_outputs(self) -> list[EngineCoreOutput]:
-        """Wait for one step's outputs."""
+        """Wait for one step's outputs; lines of the columns come as records."""
         message = self.outputs.get(timeout=_WAIT_S)
         assert message.engine_error is None, message.engine_error
-        return message.outputs
+        return message.as_records()
 
     def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[int]]:
         """Run all prompts at once and return each one's tokens."""

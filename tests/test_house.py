@@ -14,14 +14,14 @@ ALLOWED = {"server": {"server", "engine_core"}, "engine_core": {"engine_core", "
 # Inside engine_core a module may import its own layer and those to the right of it.
 LAYERS = (
     {"engine"},
-    {"core"},
+    {"core", "step_executor"},
     {"model"},
     {"scheduler"},
     {"kv_cache"},
     {"request", "memory"},
     {"messages"},
     {"stats", "sampling_params", "config"},
-    {"errors"},
+    {"errors", "housekeeping"},
 )
 FORBIDDEN = {
     "engine_core": {"asyncio", "fastapi", "starlette", "uvicorn", "prometheus_client", "tokenizers", "transformers"},

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import struct
-from collections.abc import Sequence
+import sys
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+# Tokens are packed so many blocks at a time: few calls for a long prompt, little waste where the first block misses.
+_STRIDE_BLOCKS = 32
 
 
 class BlockHasher:
@@ -19,22 +25,33 @@ class BlockHasher:
     def __init__(self, *, block_size: int, seed: bytes) -> None:
         self.block_size = block_size
         self.root = hashlib.sha256(seed).digest()
-        self._pack = struct.Struct(f"<{block_size}i").pack
 
-    def digest(self, parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> bytes:
-        """Return the digest of one block.
+    def iter_chain(self, chain: list[bytes], token_ids: Sequence[int], num_blocks: int) -> Iterator[bytes]:
+        """Yield the digests of the first ``num_blocks`` blocks; those that ``chain`` lacks are computed when reached.
 
         Args:
-            parent: Digest of the block before it, or ``root``.
-            token_ids: [block_size] ids.
-            extra: Whatever else decides the block's KV besides its tokens (an adapter, an image), canonically encoded.
+            chain: Digests of the first blocks, as far as they are known; grows in place.
+            token_ids: At least ``num_blocks * block_size`` ids.
+            num_blocks: Full blocks.
         """
-        return hashlib.sha256(parent + self._pack(*token_ids) + extra).digest()
+        num_known = len(chain)
+        yield from islice(chain, min(num_known, num_blocks))
+        size, sha256 = self.block_size, hashlib.sha256
+        parent = chain[-1] if chain else self.root
+        for first in range(num_known, num_blocks, _STRIDE_BLOCKS):
+            raw = _pack(token_ids[first * size : min(first + _STRIDE_BLOCKS, num_blocks) * size])
+            for start in range(0, len(raw), 4 * size):
+                parent = sha256(parent + raw[start : start + 4 * size]).digest()
+                chain.append(parent)
+                yield parent
 
     def extend_chain(self, chain: list[bytes], token_ids: Sequence[int], num_blocks: int) -> None:
         """Grow ``chain`` in place until it names the first ``num_blocks`` blocks of ``token_ids``."""
-        size = self.block_size
-        parent = chain[-1] if chain else self.root
-        for start in range(len(chain) * size, num_blocks * size, size):
-            parent = self.digest(parent, token_ids[start : start + size])
-            chain.append(parent)
+        deque(self.iter_chain(chain, token_ids, num_blocks), maxlen=0)
+
+
+def _pack(token_ids: Sequence[int]) -> bytes:
+    packed = array("i", token_ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()

@@ -26,9 +26,10 @@ class BlockPool:
         ref_counts: Owners per block id.
         digests: Content per block id; None = unknown or not worth keeping.
         index: Digest -> the block that holds it.
+        version: Changes whenever the index does.
     """
 
-    __slots__ = ("_next", "_prev", "digests", "index", "num_blocks", "num_free", "ref_counts")
+    __slots__ = ("_next", "_prev", "digests", "index", "num_blocks", "num_free", "ref_counts", "version")
 
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks >= 1
@@ -37,6 +38,7 @@ class BlockPool:
         self.ref_counts = [0] * (num_blocks + 1)
         self.digests: list[bytes | None] = [None] * (num_blocks + 1)
         self.index: dict[bytes, int] = {}
+        self.version = 0
         self._next = [*range(1, num_blocks + 1), 0]
         self._prev = [num_blocks, *range(num_blocks)]
 
@@ -91,6 +93,7 @@ class BlockPool:
             self.digests[twin] = None
         self.digests[block] = digest
         self.index[digest] = block
+        self.version += 1
 
     def forget(self, block: int) -> None:
         """Drop what is known of a block's content."""
@@ -99,6 +102,7 @@ class BlockPool:
             return
         self.digests[block] = None
         del self.index[digest]
+        self.version += 1
 
     def try_reset_index(self) -> bool:
         """Forget all contents, unless a block is owned. The free queue keeps its order."""
@@ -106,6 +110,7 @@ class BlockPool:
             return False
         self.digests = [None] * (self.num_blocks + 1)
         self.index.clear()
+        self.version += 1
         return True
 
     def get_free_order(self) -> list[int]:

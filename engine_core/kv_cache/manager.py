@@ -8,10 +8,24 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from engine_core.kv_cache.block_hash import BlockHasher
 from engine_core.kv_cache.block_pool import BlockPool
 from engine_core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class _Lookup:
+    """A lookup's result, and what it depends on."""
+
+    request: Request
+    num_tokens: int
+    pool_version: int
+    hits: list[int]
+
+    def is_valid_for(self, request: Request, pool_version: int) -> bool:
+        return self.request is request and self.num_tokens == request.num_tokens and self.pool_version == pool_version
 
 
 class KVCacheManager:
@@ -23,6 +37,7 @@ class KVCacheManager:
         enable_prefix_caching: Off: nothing is hashed, kept or found.
         num_watermark_blocks: Blocks that admission leaves free while anything runs.
         num_reserved_blocks: Blocks promised to the known tokens of partly computed prompts, not taken yet.
+        full_prompt_gate: Admit a request only if all its known tokens fit, not just its first chunk.
     """
 
     def __init__(
@@ -32,6 +47,7 @@ class KVCacheManager:
         block_size: int,
         enable_prefix_caching: bool = True,
         watermark: float = 0.0,
+        full_prompt_gate: bool = True,
         hash_seed: bytes | None = None,
     ) -> None:
         """Set up an empty cache.
@@ -41,6 +57,7 @@ class KVCacheManager:
             block_size: Tokens a block.
             enable_prefix_caching: Reuse the KV of equal prompt prefixes.
             watermark: Share of all blocks, the null block counted, that admission leaves free.
+            full_prompt_gate: Off: the first chunk alone decides, and long prompts may start that cannot end together.
             hash_seed: Where the digest chain starts; None = random, so that nobody outside can aim at a collision.
         """
         self.pool = BlockPool(num_blocks)
@@ -48,27 +65,35 @@ class KVCacheManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.num_watermark_blocks = int(watermark * (num_blocks + 1))
         self.num_reserved_blocks = 0
+        self.full_prompt_gate = full_prompt_gate
         self._hasher = BlockHasher(block_size=block_size, seed=hash_seed or secrets.token_bytes(32))
+        self._last_lookup: _Lookup | None = None
 
     @property
     def capacity_tokens(self) -> int:
         """Tokens that an empty pool holds."""
         return self.pool.num_blocks * self.block_size
 
-    def lookup(self, request: Request) -> list[int]:
+    def lookup(self, request: Request) -> Sequence[int]:
         """Return the cached blocks that hold the longest known prefix of the request, in order.
 
         At least the last token is left to compute, since sampling needs its logits. Takes nothing: the blocks may be
-        gone after the next allocation. Hashes one block more than it finds, no matter how long the prompt is.
+        gone after the next allocation. Hashes one block more than it finds, no matter how long the prompt is; asked
+        again by a request that could not be admitted, it remembers, unless blocks came or went.
         """
-        hits: list[int] = []
         if not self.enable_prefix_caching:
-            return hits
-        digests, index = request.block_digests, self.pool.index
-        for i in range((request.num_tokens - 1) // self.block_size):
-            if i == len(digests):
-                self._hasher.extend_chain(digests, request.all_token_ids, i + 1)
-            block = index.get(digests[i])
+            return ()
+        last = self._last_lookup
+        if last is None or not last.is_valid_for(request, self.pool.version):
+            last = self._last_lookup = _Lookup(request, request.num_tokens, self.pool.version, self._find(request))
+        return last.hits
+
+    def _find(self, request: Request) -> list[int]:
+        hits: list[int] = []
+        get_block = self.pool.index.get
+        num_blocks = (request.num_tokens - 1) // self.block_size
+        for digest in self._hasher.iter_chain(request.block_digests, request.all_token_ids, num_blocks):
+            block = get_block(digest)
             if block is None:
                 break
             hits.append(block)
@@ -84,8 +109,10 @@ class KVCacheManager:
         ref_counts = self.pool.ref_counts
         return num_fresh + sum(ref_counts[block] == 0 for block in hits)
 
-    def can_admit(self, request: Request, hits: Sequence[int], *, is_alone: bool) -> bool:
-        """Tell whether all known tokens of a waiting request fit beside what is running.
+    def count_missing_blocks(
+        self, request: Request, hits: Sequence[int], num_new_tokens: int, *, is_alone: bool
+    ) -> int:
+        """Return how many more free blocks the admission of a waiting request takes than there are; <= 0: it fits.
 
         The whole prompt is tested, not its first chunk, and blocks promised to other partly computed prompts count
         as taken: otherwise several long prompts start, none can end, and they preempt each other.
@@ -93,23 +120,34 @@ class KVCacheManager:
         Args:
             request: Owns no block yet.
             hits: What ``lookup`` found.
+            num_new_tokens: Its first chunk.
             is_alone: Nothing is running, so there is nothing to keep the watermark for.
         """
-        num_spare = 0 if is_alone else self.num_watermark_blocks + self.num_reserved_blocks
-        return self.count_needed_blocks(request, request.num_tokens, hits) + num_spare <= self.pool.num_free
+        num_slots, num_spare = request.num_tokens, self.num_watermark_blocks + self.num_reserved_blocks
+        if not self.full_prompt_gate:
+            num_slots, num_spare = len(hits) * self.block_size + num_new_tokens, self.num_watermark_blocks
+        if is_alone:
+            num_spare = 0
+        return self.count_needed_blocks(request, num_slots, hits) + num_spare - self.pool.num_free
+
+    def count_exclusive_blocks(self, request: Request) -> int:
+        """Return how many of a request's blocks nobody else holds: what taking them all would set free."""
+        ref_counts = self.pool.ref_counts
+        return sum(ref_counts[block] == 1 for block in request.block_ids)
 
     def allocate_slots(
         self, request: Request, num_computed_tokens: int, num_new_tokens: int, hits: Sequence[int] = ()
     ) -> list[int] | None:
         """Extend the block table to hold ``num_computed_tokens + num_new_tokens`` tokens.
 
-        Blocks that the new tokens fill are registered at once: nothing that was scheduled is ever withdrawn, so the
-        step that writes them is certain to run before any step that could read them, or is the same step.
+        Blocks that known tokens fill are registered at once: nothing that was scheduled is ever withdrawn, so the
+        step that writes them is certain to run before any step that could read them, or is the same step. Blocks that
+        end in a token being sampled, or in a draft, wait for ``register_full_blocks``.
 
         Args:
             request: Whose.
             num_computed_tokens: Tokens that have their KV.
-            num_new_tokens: Tokens of the next step, all known.
+            num_new_tokens: Tokens of the next step.
             hits: Cached blocks that start the table; only for a request that owns no block.
 
         Returns:
@@ -117,15 +155,29 @@ class KVCacheManager:
         """
         num_slots = num_computed_tokens + num_new_tokens
         block_ids: list[int] = []
-        if hits or num_slots > len(request.block_ids) * self.block_size:
+        if hits or num_slots > request.num_slots:
             if self.count_needed_blocks(request, num_slots, hits) > self.pool.num_free:
                 return None
             block_ids = self._take_blocks(request, num_slots, hits)
-        if self.enable_prefix_caching:
-            num_full = num_slots // self.block_size
-            if num_full > request.num_registered_blocks:
-                self._register(request, num_full)
+        self.register_full_blocks(request, min(num_slots, request.num_tokens))
         return block_ids
+
+    def register_full_blocks(self, request: Request, num_tokens: int) -> None:
+        """Let others find the blocks that the first ``num_tokens`` tokens of the request fill.
+
+        Args:
+            request: Whose.
+            num_tokens: Tokens that are known and whose KV is certain to be written, none rejected.
+        """
+        num_full = num_tokens // self.block_size
+        first = request.num_registered_blocks
+        if num_full <= first or not self.enable_prefix_caching:
+            return
+        self._hasher.extend_chain(request.block_digests, request.all_token_ids, num_full)
+        register = self.pool.register
+        for block, digest in zip(request.block_ids[first:num_full], request.block_digests[first:num_full], strict=True):
+            register(block, digest)
+        request.num_registered_blocks = num_full
 
     def free(self, request: Request, *, is_suspect: bool = False) -> None:
         """Take all blocks from a request. Cached ones stay findable until they are needed.
@@ -140,7 +192,7 @@ class KVCacheManager:
                     self.pool.forget(block)
         self.pool.free(request.block_ids)
         request.block_ids = []
-        request.num_registered_blocks = 0
+        request.num_slots = request.num_registered_blocks = 0
         self._reserve(request, 0)
 
     def try_reset_prefix_cache(self) -> bool:
@@ -168,15 +220,10 @@ class KVCacheManager:
         self.pool.touch(hits)
         block_ids = [*hits, *self.pool.allocate(num_fresh)]
         request.block_ids += block_ids
+        request.num_slots = len(request.block_ids) * self.block_size
         request.num_registered_blocks = max(request.num_registered_blocks, len(hits))
         self._reserve(request, max(0, -(-request.num_tokens // self.block_size) - len(request.block_ids)))
         return block_ids
-
-    def _register(self, request: Request, num_full: int) -> None:
-        self._hasher.extend_chain(request.block_digests, request.all_token_ids, num_full)
-        for i in range(request.num_registered_blocks, num_full):
-            self.pool.register(request.block_ids[i], request.block_digests[i])
-        request.num_registered_blocks = num_full
 
     def _reserve(self, request: Request, num_blocks: int) -> None:
         self.num_reserved_blocks += num_blocks - request.num_reserved_blocks

@@ -58,10 +58,12 @@ class StepInputs:
     Attributes:
         meta: For the decoder and the backend.
         sampling_rows: [R], the request of each logit row.
+        sampling_lines: [R], its line in the SchedulerOutput's columns.
     """
 
     meta: StepMeta
     sampling_rows: list[RequestRow]
+    sampling_lines: list[int]
 
 
 class InputBatch:
@@ -83,25 +85,22 @@ class InputBatch:
             self._rows[data.request_id] = RequestRow(
                 data, max_model_len=self._max_model_len, block_size=self._block_size
             )
-        cached = output.scheduled_cached_reqs
-        for request_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            if block_ids:
-                self._rows[request_id].append_blocks(block_ids)
+        for request_id, block_ids in output.new_block_ids.items():
+            self._rows[request_id].append_blocks(block_ids)
 
     def build_step(self, output: SchedulerOutput) -> StepInputs:
         """Lay out the scheduled tokens, single-token requests first (StepMeta's order)."""
-        starts = {data.request_id: data.num_computed_tokens for data in output.scheduled_new_reqs}
-        cached = output.scheduled_cached_reqs
-        starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         # sorted() is stable: within a group the schedule's order stays.
-        order = sorted(output.num_scheduled_tokens.items(), key=lambda item: item[1] > 1)
-        rows = [self._rows[request_id] for request_id, _ in order]
-        q_lens = np.array([num for _, num in order], np.int32)
-        q_starts = np.array([starts[row.request_id] for row in rows], np.int32)
+        lines = sorted(range(len(output.req_ids)), key=lambda line: output.token_counts[line] > 1)
+        rows = [self._rows[output.req_ids[line]] for line in lines]
+        q_lens = np.array([output.token_counts[line] for line in lines], np.int32)
+        q_starts = np.array([output.starts[line] for line in lines], np.int32)
         ends = (q_starts + q_lens).tolist()
+        # Whoever reaches the last token that this runner knows samples: a step scheduled before the tokens of the one
+        # before it were known finds them here.
         sampling = [index for index, row in enumerate(rows) if ends[index] == row.num_tokens]
         meta = self._lay_out(rows, q_starts, q_lens, sampling)
-        return StepInputs(meta, [rows[index] for index in sampling])
+        return StepInputs(meta, [rows[index] for index in sampling], [lines[index] for index in sampling])
 
     def _lay_out(self, rows: list[RequestRow], q_starts: IntArray, q_lens: IntArray, sampling: list[int]) -> StepMeta:
         size = self._block_size

@@ -29,19 +29,22 @@ class ModelRunner:
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Compute the scheduled tokens, and sample where a request's last known token was among them."""
         self._batch.apply(output)
-        result = ModelRunnerOutput()
         if output.total_num_scheduled_tokens == 0:
-            return result
+            return ModelRunnerOutput()
         step = self._batch.build_step(output)
         logits = self._decoder.forward(step.meta, self._kv)
+        result = ModelRunnerOutput(token_ids=[-1] * len(output.req_ids))
         rows = step.sampling_rows
         if not rows:
             return result
         samples = sample(logits, [row.sampling for row in rows], [row.num_output_tokens for row in rows])
-        for row, token_id, is_valid in zip(rows, samples.token_ids, samples.is_valid, strict=True):
+        for row, line, token_id, is_valid in zip(
+            rows, step.sampling_lines, samples.token_ids, samples.is_valid, strict=True
+        ):
+            # Also where it is not valid: a step that is scheduled already takes a token from here.
+            row.append_token(token_id)
             if is_valid:
-                row.append_token(token_id)
-                result.sampled_token_ids[row.request_id] = [token_id]
+                result.token_ids[line] = token_id
             else:
                 result.errors[row.request_id] = "the model gave logits that are not finite; try another prompt or dtype"
         return result

@@ -10,9 +10,12 @@ from engine_core.request import Rank, Request
 _MIN_TOMBSTONES = 64
 
 
-def build_fcfs_rank(seq: int) -> Rank:
-    """Return the rank of the ``seq``-th arrival under first come, first served. A policy is nothing but its rank."""
-    return (0, seq)
+def build_rank(priority: int, seq: int, *, is_higher_first: bool) -> Rank:
+    """Return the rank of the ``seq``-th arrival. A policy is nothing but its rank; fcfs is priority 0 for everybody.
+
+    Source: scheduler.md Q1 and amendment 1.
+    """
+    return (-priority if is_higher_first else priority, seq)
 
 
 class _Entry:

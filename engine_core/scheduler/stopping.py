@@ -9,7 +9,8 @@ def check_stop(request: Request) -> tuple[RequestStatus, int | None] | None:
     """Judge the token just appended.
 
     An end token beats a length that is reached with it, and an EOS beats a ``stop_token_ids`` entry with the same id.
-    ``max_tokens`` needs no test of its own: ``max_total_tokens`` never exceeds prompt + ``max_tokens``.
+    Lengths hold whatever ``min_tokens`` says, or a request could outlive its context. ``max_tokens`` needs no test of
+    its own: ``max_total_tokens`` never exceeds prompt + ``max_tokens``.
 
     Returns:
         The final status and the client's stop token that caused it (None: EOS or length); None to go on.
@@ -17,7 +18,7 @@ def check_stop(request: Request) -> tuple[RequestStatus, int | None] | None:
     Source: scheduler.md U5.
     """
     token_id = request.all_token_ids[-1]
-    if token_id in request.stop_ids:
+    if token_id in request.stop_ids and request.num_tokens >= request.min_total_tokens:
         params = request.sampling_params
         is_eos = token_id in params.eos_token_ids and not params.ignore_eos
         return RequestStatus.FINISHED_STOPPED, None if is_eos else token_id

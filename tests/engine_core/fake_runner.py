@@ -64,6 +64,7 @@ class _Row:
     params: SamplingParams
     block_ids: list[int]
     num_computed: int
+    num_rejected_lately: int = 0
     chains: list[int] = field(default_factory=list)  # chains[p]: hash of tokens[0..p]
 
     def chain(self, position: int) -> int:
@@ -72,14 +73,31 @@ class _Row:
         return self.chains[position]
 
 
+class _Span:
+    """The tokens that a row computes in a step, and the running hash up to each of them."""
+
+    def __init__(self, start: int, tokens: list[int], num_drafts: int, chain: int) -> None:
+        self.start, self.num_drafts, self.tokens = start, num_drafts, list[int]()
+        self.chains = [chain]
+        for token in tokens:
+            self.append(token)
+        del self.chains[0]
+
+    def append(self, token: int) -> None:
+        self.tokens.append(token)
+        self.chains.append(mix(self.chains[-1], token))
+
+
 class FakeModelRunner:
     """Executes SchedulerOutputs against ``num_blocks`` usable blocks (block 0 on top) of simulated KV.
 
-    Keeps its own state from the deltas alone and never looks into the scheduler.
+    Keeps its own state from the deltas alone and never looks into the scheduler. Checks drafts like a model does: it
+    computes them all, and keeps those that it would have sampled itself.
     """
 
-    def __init__(self, *, num_blocks: int, block_size: int) -> None:
+    def __init__(self, *, num_blocks: int, block_size: int, is_overlapping: bool = False) -> None:
         self.block_size = block_size
+        self.is_overlapping = is_overlapping
         self.rows: dict[str, _Row] = {}
         self.failing_ids: set[str] = set()
         self.num_executed_steps = 0
@@ -89,21 +107,25 @@ class FakeModelRunner:
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step: apply the news, write all KV, read it all back, sample."""
         self._apply(output)
-        counts = output.num_scheduled_tokens
-        assert output.total_num_scheduled_tokens == sum(counts.values())
-        assert all(count > 0 for count in counts.values())
-        entering = {new.request_id for new in output.scheduled_new_reqs}
-        going_on = output.scheduled_cached_reqs.req_ids
-        assert len(entering) == len(output.scheduled_new_reqs) and not entering & set(going_on)
-        assert set(counts) == entering | set(going_on)
-        self.num_executed_steps += bool(counts)
-        for request_id, count in counts.items():
-            self._write(self.rows[request_id], count)
-        result = ModelRunnerOutput()
-        for request_id, count in counts.items():
-            self._read_and_sample(request_id, count, result)
-        for request_id in result.errors:
-            self._spoil_step_of(request_id, counts[request_id])
+        _check_columns(output)
+        drafts = output.scheduled_spec_decode_tokens
+        spans = {
+            request_id: self._lay_out(self.rows[request_id], count, drafts.get(request_id, []))
+            for request_id, count in output.num_scheduled_tokens.items()
+        }
+        self.num_executed_steps += bool(spans)
+        for request_id, span in spans.items():
+            self._write(self.rows[request_id], span)
+        errors: dict[str, str] = {}
+        sampled: dict[str, list[int]] = {}
+        for request_id, span in spans.items():
+            self._read(request_id, span)
+            sampled[request_id] = self._sample(request_id, span, errors)
+        if not self.is_overlapping:  # else the next step may count on these blocks already
+            for request_id in errors:
+                self._spoil_step_of(request_id, spans[request_id])
+        result = ModelRunnerOutput.of(output, sampled)
+        result.errors = errors
         return result
 
     def spoil(self, block_ids: Sequence[int]) -> None:
@@ -116,16 +138,19 @@ class FakeModelRunner:
             self.rows.pop(request_id, None)
             self._preempted_ids.discard(request_id)
         for request_id in output.preempted_req_ids:
-            del self.rows[request_id]
-            self._preempted_ids.add(request_id)
+            if self.rows.pop(request_id, None) is not None:
+                self._preempted_ids.add(request_id)
+        cached = output.scheduled_cached_reqs
         for new in output.scheduled_new_reqs:
             self._enter(new)
-        cached = output.scheduled_cached_reqs
         columns = zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True)
-        for request_id, block_ids, num_computed in columns:
+        for request_id, block_ids, start in columns:
             row = self.rows[request_id]
             row.block_ids += block_ids
-            assert num_computed == row.num_computed, "the scheduler and the runner disagree on the position"
+            assert start - row.num_rejected_lately <= row.num_computed <= start, (
+                "scheduler and runner disagree on the position"
+            )
+            row.num_rejected_lately = 0
 
     def _enter(self, new: NewRequestData) -> None:
         assert new.request_id not in self.rows
@@ -139,30 +164,72 @@ class FakeModelRunner:
             num_computed=new.num_computed_tokens,
         )
 
-    def _write(self, row: _Row, count: int) -> None:
-        for p in range(row.num_computed, row.num_computed + count):
+    def _lay_out(self, row: _Row, count: int, drafts: list[int]) -> _Span:
+        """Return the step's tokens of a row, drafts that were left to the runner filled in."""
+        start, num_known = row.num_computed, count - len(drafts)
+        tokens = row.tokens[start : start + num_known]
+        assert len(tokens) == num_known, "the step computes tokens that nobody knows"
+        span = _Span(start, tokens, len(drafts), row.chain(start - 1) if start else 0)
+        index = len(row.tokens) - row.num_prompt_tokens
+        for position, draft in enumerate(drafts):
+            guess = sample_token(span.chains[-1], row.params.seed, index + position)
+            if draft < 0:
+                draft = guess if mix(span.chains[-1], position) % 4 else (guess + 1) % VOCAB_SIZE
+            span.append(draft)
+        return span
+
+    def _write(self, row: _Row, span: _Span) -> None:
+        for p, chain in enumerate(span.chains, start=span.start):
             block = row.block_ids[p // self.block_size]
             assert block != 0, "the null block holds no KV"
-            self._kv[block][p % self.block_size] = row.chain(p)
+            self._kv[block][p % self.block_size] = chain
 
-    def _read_and_sample(self, request_id: str, count: int, result: ModelRunnerOutput) -> None:
+    def _read(self, request_id: str, span: _Span) -> None:
         row = self.rows[request_id]
-        row.num_computed += count
-        for p in range(row.num_computed):
+        for p in range(span.start + len(span.tokens)):
+            expected = span.chains[p - span.start] if p >= span.start else row.chain(p)
             stored = self._kv[row.block_ids[p // self.block_size]][p % self.block_size]
-            assert stored == row.chain(p), f"{request_id} read wrong KV at position {p}"
+            assert stored == expected, f"{request_id} read wrong KV at position {p}"
+
+    def _sample(self, request_id: str, span: _Span, errors: dict[str, str]) -> list[int]:
+        row = self.rows[request_id]
+        num_known = len(span.tokens) - span.num_drafts
+        row.num_computed += num_known
         if request_id in self.failing_ids:
             self.failing_ids.discard(request_id)
-            result.errors[request_id] = "the logits are not finite"
-        elif row.num_computed == len(row.tokens):
-            output_index = len(row.tokens) - row.num_prompt_tokens
-            token = sample_token(row.chain(row.num_computed - 1), row.params.seed, output_index)
+            errors[request_id] = "the logits are not finite"
+            row.tokens.append(0)  # a step that is scheduled already computes something there
+            return []
+        if row.num_computed < len(row.tokens):
+            return []
+        sampled: list[int] = []
+        for chain, draft in zip(span.chains[num_known - 1 :], [*span.tokens[num_known:], None], strict=True):
+            token = sample_token(chain, row.params.seed, len(row.tokens) - row.num_prompt_tokens)
             row.tokens.append(token)
-            result.sampled_token_ids[request_id] = [token]
+            sampled.append(token)
+            if token != draft:
+                break
+        row.num_computed += len(sampled) - 1
+        row.num_rejected_lately = span.num_drafts + 1 - len(sampled)
+        return sampled
 
-    def _spoil_step_of(self, request_id: str, count: int) -> None:
+    def _spoil_step_of(self, request_id: str, span: _Span) -> None:
         """Ruin what a failed request wrote in this step; rows that share a block have computed it rightly as well."""
         row = self.rows[request_id]
         shared = {block for other in self.rows.values() if other is not row for block in other.block_ids}
-        written = row.block_ids[(row.num_computed - count) // self.block_size :]
+        written = row.block_ids[span.start // self.block_size :]
         self.spoil([block for block in written if block not in shared])
+
+
+def _check_columns(output: SchedulerOutput) -> None:
+    assert len(output.req_ids) == len(output.token_counts) == len(output.starts) == len(set(output.req_ids))
+    assert output.total_num_scheduled_tokens == sum(output.token_counts)
+    assert all(count > 0 for count in output.token_counts)
+    entering = {new.request_id for new in output.scheduled_new_reqs}
+    going_on = output.scheduled_cached_reqs.req_ids
+    assert len(entering) == len(output.scheduled_new_reqs) and not entering & set(going_on)
+    assert set(output.req_ids) == entering | set(going_on)
+    assert set(output.new_block_ids) <= set(going_on)
+    counts = output.num_scheduled_tokens
+    for request_id, drafts in output.scheduled_spec_decode_tokens.items():
+        assert 0 < len(drafts) < counts[request_id]

@@ -14,6 +14,7 @@ from engine_core.messages import EngineCoreOutputs, EngineCoreRequest, FinishRea
 from engine_core.sampling_params import SamplingParams
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.scheduler import Scheduler
+from engine_core.step_executor import DirectExecutor
 
 TOKEN = 5
 
@@ -33,13 +34,13 @@ class FakeRunner:
         for data in output.scheduled_new_reqs:
             self._known[data.request_id] = len(data.token_ids)
             self._computed[data.request_id] = data.num_computed_tokens
-        result = ModelRunnerOutput()
+        sampled = {}
         for request_id, num in output.num_scheduled_tokens.items():
             self._computed[request_id] += num
             if self._computed[request_id] == self._known[request_id]:
                 self._known[request_id] += 1
-                result.sampled_token_ids[request_id] = [TOKEN]
-        return result
+                sampled[request_id] = [TOKEN]
+        return ModelRunnerOutput.of(output, sampled)
 
 
 class CoreFixture:
@@ -53,7 +54,10 @@ class CoreFixture:
             max_model_len=64,
         )
         self.core = EngineCore(
-            scheduler=scheduler, runner=self.runner, publish=self.published.append, clock=lambda: self.now
+            scheduler=scheduler,
+            executor=DirectExecutor(self.runner),
+            publish=self.published.append,
+            clock=lambda: self.now,
         )
 
     def add(self, request_id: str, *, prompt: int = 3, max_tokens: int = 2) -> None:
@@ -81,13 +85,15 @@ def test_requests_run_to_their_end_and_their_tokens_are_published() -> None:
     done = threading.Event()
     fixture.core._publish = lambda message: (  # type: ignore[assignment, func-returns-value]
         fixture.published.append(message),
-        done.set() if fixture.ends() and not message.outputs else None,
+        done.set() if fixture.ends() and not message.as_records() else None,
     )
     thread.start()
     assert done.wait(10), "the step that tells the runner of the finish comes after the last token"
     fixture.core.stop()
     thread.join(10)
-    tokens = [token for message in fixture.published for output in message.outputs for token in output.new_token_ids]
+    tokens = [
+        token for message in fixture.published for output in message.as_records() for token in output.new_token_ids
+    ]
     assert tokens == [TOKEN] * 3
     assert fixture.ends() == [("a", FinishReason.LENGTH)]
     assert fixture.runner.steps[-1].finished_req_ids == ["a"]

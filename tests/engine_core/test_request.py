@@ -13,6 +13,7 @@ def create(**params: object) -> Request:
 def test_r2_lengths_follow_the_tokens() -> None:
     request = create()
     assert (request.num_prompt_tokens, request.num_tokens, request.num_tokens_with_spec) == (3, 3, 3)
+    request.num_tokens_with_spec += 1  # as the scheduler does for a token that is being sampled
     request.append_output(9)
     assert request.all_token_ids == [1, 2, 3, 9]
     assert (request.num_prompt_tokens, request.num_tokens, request.num_tokens_with_spec) == (3, 4, 4)

@@ -38,9 +38,3 @@ def test_extending_in_pieces_gives_the_same_chain(stops: list[int]) -> None:
     for num_blocks in stops:
         hasher.extend_chain(chain, tokens, num_blocks)
     assert chain == chain_of(tokens) and len(chain) == 3
-
-
-def test_k2_extras_change_the_digest() -> None:
-    hasher = BlockHasher(block_size=2, seed=b"s")
-    digests = {hasher.digest(hasher.root, [1, 2], extra) for extra in (b"", b"adapter a", b"adapter b")}
-    assert len(digests) == 3

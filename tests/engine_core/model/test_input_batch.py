@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine_core.model.input_batch import InputBatch
 from engine_core.sampling_params import SamplingParams
-from engine_core.scheduler.output import CachedRequestData, NewRequestData, SchedulerOutput
+from engine_core.scheduler.output import NewRequestData, SchedulerOutput
 
 PARAMS = SamplingParams(max_tokens=20)
 
@@ -19,12 +19,21 @@ def new(
 def output(
     counts: dict[str, int],
     new_reqs: list[NewRequestData] = [],  # noqa: B006 - never changed
-    cached: CachedRequestData | None = None,
+    cached: dict[str, tuple[int, list[int]]] = {},  # noqa: B006 - never changed
     finished: tuple[str, ...] = (),
     preempted: tuple[str, ...] = (),
 ) -> SchedulerOutput:
+    """Return a step; ``cached`` gives the start and the new blocks of requests that ran before."""
+    starts = {new.request_id: new.num_computed_tokens for new in new_reqs} | {k: v[0] for k, v in cached.items()}
     return SchedulerOutput(
-        counts, sum(counts.values()), new_reqs, cached or CachedRequestData(), list(finished), list(preempted)
+        req_ids=list(counts),
+        token_counts=list(counts.values()),
+        starts=[starts[request_id] for request_id in counts],
+        new_block_ids={request_id: blocks for request_id, (_, blocks) in cached.items() if blocks},
+        scheduled_new_reqs=new_reqs,
+        finished_req_ids=list(finished),
+        preempted_req_ids=list(preempted),
+        total_num_scheduled_tokens=sum(counts.values()),
     )
 
 
@@ -52,7 +61,7 @@ def test_a_chunk_samples_nothing_and_the_last_one_does() -> None:
     inputs = batch.build_step(first)
     assert inputs.sampling_rows == []
     assert inputs.meta.logit_rows.tolist() == []
-    last = output({"a": 2}, cached=CachedRequestData(["a"], [[3]], [4]))
+    last = output({"a": 2}, cached={"a": (4, [3])})
     batch.apply(last)
     inputs = batch.build_step(last)
     assert [row.request_id for row in inputs.sampling_rows] == ["a"]
@@ -65,10 +74,11 @@ def test_decodes_come_first_and_rows_follow_them() -> None:
     start = output({"a": 3}, [new("a", 3, [1])])
     batch.apply(start)
     batch.build_step(start).sampling_rows[0].append_token(7)
-    mixed = output({"b": 5, "a": 1}, [new("b", 5, [2, 3])], CachedRequestData(["a"], [[]], [3]))
+    mixed = output({"b": 5, "a": 1}, [new("b", 5, [2, 3])], {"a": (3, [])})
     batch.apply(mixed)
     inputs = batch.build_step(mixed)
     assert [row.request_id for row in inputs.sampling_rows] == ["a", "b"]
+    assert inputs.sampling_lines == [1, 0]
     assert inputs.meta.num_decodes == 1
     assert inputs.meta.qo_indptr.tolist() == [0, 1, 6]
     assert inputs.meta.token_ids.tolist()[:2] == [7, 100]

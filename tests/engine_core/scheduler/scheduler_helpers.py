@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
 from engine_core.config import SchedulerConfig
 from engine_core.kv_cache.manager import KVCacheManager
-from engine_core.messages import EngineCoreOutput, EngineCoreRequest
+from engine_core.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from engine_core.sampling_params import SamplingParams
 from engine_core.scheduler.constraint import Constraint
 from engine_core.scheduler.constraints import build_constraints
@@ -16,12 +17,16 @@ from engine_core.scheduler.output import SchedulerOutput
 from engine_core.scheduler.scheduler import Scheduler
 from tests.engine_core.fake_runner import FakeModelRunner
 
-_CACHE_FIELDS = {"num_blocks", "block_size", "enable_prefix_caching", "watermark"}
+_CACHE_FIELDS = {"num_blocks", "block_size", "enable_prefix_caching", "watermark", "full_prompt_gate"}
 _distinct_token = count(1000)
 
 
 def create_scheduler(
-    *, max_model_len: int = 10_000, constraints: Sequence[Constraint] | None = None, **overrides: Any
+    *,
+    max_model_len: int = 10_000,
+    constraints: Sequence[Constraint] | None = None,
+    max_steps_in_flight: int = 1,
+    **overrides: Any,
 ) -> Scheduler:
     """Return a roomy scheduler; overrides are fields of SchedulerConfig and arguments of KVCacheManager."""
     cache = {"num_blocks": 64, "block_size": 16, **{k: v for k, v in overrides.items() if k in _CACHE_FIELDS}}
@@ -31,28 +36,44 @@ def create_scheduler(
         config=config,
         kv_cache=KVCacheManager(hash_seed=b"test", **cache),
         max_model_len=max_model_len,
-        constraints=build_constraints(config) if constraints is None else constraints,
+        constraints=build_constraints(config, block_size=cache["block_size"]) if constraints is None else constraints,
+        max_steps_in_flight=max_steps_in_flight,
     )
 
 
 def create_request(
-    request_id: str, prompt: int | Sequence[int], max_tokens: int = 1, **params: Any
+    request_id: str,
+    prompt: int | Sequence[int],
+    max_tokens: int = 1,
+    *,
+    priority: int = 0,
+    arrival_time: float = 0.0,
+    **params: Any,
 ) -> EngineCoreRequest:
     """Return a request; a prompt given as a length is made of tokens that no other request has."""
     if isinstance(prompt, int):
         prompt = [next(_distinct_token) for _ in range(prompt)]
     sampling_params = SamplingParams(max_tokens=max_tokens, **params)
-    return EngineCoreRequest(request_id, list(prompt), sampling_params, arrival_time=0.0)
+    return EngineCoreRequest(request_id, list(prompt), sampling_params, arrival_time, priority)
 
 
 class Harness:
-    """A scheduler, a fake runner, and a record of everything that came out."""
+    """A scheduler, a fake runner, and a record of everything that came out.
+
+    With more than one step in flight, steps execute as late as they may: a step runs when its result is due.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         pool = scheduler.kv_cache.pool
         self.scheduler = scheduler
-        self.runner = FakeModelRunner(num_blocks=pool.num_blocks, block_size=scheduler.kv_cache.block_size)
+        self.runner = FakeModelRunner(
+            num_blocks=pool.num_blocks,
+            block_size=scheduler.kv_cache.block_size,
+            is_overlapping=scheduler.max_steps_in_flight > 1,
+        )
+        self.now = 0.0
         self.output: SchedulerOutput | None = None
+        self.in_flight: deque[SchedulerOutput] = deque()
         self.token_ids: dict[str, list[int]] = {}
         self.last: dict[str, EngineCoreOutput] = {}
         self.reported_finished: list[str] = []
@@ -65,37 +86,45 @@ class Harness:
 
     def abort(self, *request_ids: str) -> None:
         """Abort requests."""
-        self._take(self.scheduler.abort_requests(request_ids))
+        self._take(EngineCoreOutputs(self.scheduler.abort_requests(request_ids)))
 
     def schedule(self) -> dict[str, int]:
         """Run the first half of a step; returns what it scheduled."""
-        self.output = self.scheduler.schedule(0.0)
+        self.output = self.scheduler.schedule(self.now)
         self.scheduler.check_invariants()
         assert self.output.total_num_scheduled_tokens <= self.scheduler.max_num_batched_tokens
         self.reported_finished += self.output.finished_req_ids
+        self.in_flight.append(self.output)
         return self.output.num_scheduled_tokens
 
     def update(self) -> None:
-        """Run the second half."""
-        assert self.output is not None
-        self._take(self.scheduler.update_from_output(self.output, self.runner.execute(self.output)))
+        """Execute the oldest step in flight and apply its result."""
+        output = self.in_flight.popleft()
+        self._take(self.scheduler.update_from_output(output, self.runner.execute(output)))
 
     def step(self) -> dict[str, int]:
-        """Run one step; returns what it scheduled."""
+        """Schedule a step, and apply the oldest result if no other may run ahead; returns what was scheduled."""
         scheduled = self.schedule()
-        self.update()
+        if not scheduled or len(self.in_flight) >= self.scheduler.max_steps_in_flight:
+            self.update()
         return scheduled
 
     def drain(self, max_steps: int = 10_000) -> list[dict[str, int]]:
         """Step until nothing is left to do; asserts that the pool is whole again."""
         steps = []
-        while self.scheduler.has_unfinished_requests() or self.scheduler.has_pending_output():
+        while self.has_work:
             assert len(steps) < max_steps, "the scheduler does not come to an end"
             steps.append(self.step())
         pool = self.scheduler.kv_cache.pool
         assert pool.num_free == pool.num_blocks
         assert sorted(self.reported_finished) == sorted(self.last)
         return [step for step in steps if step]
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is left to do."""
+        scheduler = self.scheduler
+        return bool(scheduler.has_unfinished_requests() or scheduler.has_pending_output() or self.in_flight)
 
     @property
     def free(self) -> int:
@@ -111,9 +140,11 @@ class Harness:
         """A live request's block table."""
         return self.scheduler.requests[request_id].block_ids
 
-    def _take(self, outputs: Sequence[EngineCoreOutput]) -> None:
+    def _take(self, outputs: EngineCoreOutputs) -> None:
         self.scheduler.check_invariants()
-        for output in outputs:
+        records = outputs.as_records()
+        assert len({output.request_id for output in records}) == len(records)
+        for output in records:
             assert output.request_id not in self.last, "news of a request after its last output"
             assert output.new_token_ids or output.finish_reason is not None
             self.token_ids[output.request_id] += output.new_token_ids

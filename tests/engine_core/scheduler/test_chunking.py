@@ -9,19 +9,19 @@ from tests.engine_core.scheduler.scheduler_helpers import Harness, create_schedu
 
 
 def test_features_that_are_off_are_absent() -> None:
-    assert build_constraints(SchedulerConfig()) == []
+    assert build_constraints(SchedulerConfig(), block_size=16) == []
 
 
 @pytest.mark.parametrize(("chunk", "threshold", "limit"), [(8, 0, 8), (0, 9, 9), (8, 9, 8), (9, 8, 8)])
 def test_b3_the_smaller_limit_counts_and_zero_is_none(chunk: int, threshold: int, limit: int) -> None:
     config = SchedulerConfig(max_chunk_size=chunk, long_prefill_token_threshold=threshold)
-    (constraint,) = build_constraints(config)
+    (constraint,) = build_constraints(config, block_size=16)
     assert isinstance(constraint, ChunkLimit) and constraint.max_tokens == limit
 
 
 def test_chunking_off_leaves_nothing_to_limit() -> None:
     config = SchedulerConfig(max_chunk_size=8, enable_chunked_prefill=False)
-    assert [type(constraint) for constraint in build_constraints(config)] == [WholePrompt]
+    assert [type(constraint) for constraint in build_constraints(config, block_size=16)] == [WholePrompt]
 
 
 def test_a3_a_whole_prompt_that_does_not_fit_stops_admission() -> None:

@@ -88,8 +88,8 @@ def test_g10_b3_threshold_caps_both_phases() -> None:
     h.add("P1", 100)
     h.add("P2", 100)
     h.add("P3", 5, 2)
-    steps = [list(h.step().values()) for _ in range(4)]
-    assert steps == [[15, 15, 5], [15, 15, 1], [15, 15], [15, 15]]
+    steps = [h.step() for _ in range(4)]
+    assert steps == [{"P1": 15, "P2": 15, "P3": 5}, {"P1": 15, "P2": 15, "P3": 1}, *[{"P1": 15, "P2": 15}] * 2]
 
 
 def test_g11_q3_nothing_overtakes_a_head_that_does_not_fit() -> None:

@@ -6,12 +6,12 @@ import pytest
 
 from engine_core.request import Request
 from engine_core.sampling_params import SamplingParams
-from engine_core.scheduler.request_queue import RequestQueue, build_fcfs_rank
+from engine_core.scheduler.request_queue import RequestQueue, build_rank
 
 
 def create(seq: int) -> Request:
     params = SamplingParams(max_tokens=1)
-    return Request(f"r{seq}", [1], params, max_total_tokens=2, rank=build_fcfs_rank(seq))
+    return Request(f"r{seq}", [1], params, max_total_tokens=2, rank=build_rank(0, seq, is_higher_first=True))
 
 
 def drain(queue: RequestQueue) -> list[str]:

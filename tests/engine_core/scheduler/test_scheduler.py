@@ -95,7 +95,7 @@ def test_r5_a_runner_that_samples_too_early_is_noticed() -> None:
     h.add("A", 65, 1)
     output = h.scheduler.schedule(0.0)
     with pytest.raises(AssertionError):
-        h.scheduler.update_from_output(output, ModelRunnerOutput({"A": [1]}))
+        h.scheduler.update_from_output(output, ModelRunnerOutput.of(output, {"A": [1]}))
 
 
 def test_r3_counters_advance_at_the_end_of_schedule() -> None:
@@ -115,7 +115,7 @@ def test_i27_without_results_a_second_schedule_finds_nothing_to_do() -> None:
     for _ in range(4):
         assert h.scheduler.schedule(0.0).num_scheduled_tokens == {}
     assert h.scheduler.requests["A"].num_computed_tokens == 20
-    (output,) = h.scheduler.update_from_output(first, h.runner.execute(first))
+    (output,) = h.scheduler.update_from_output(first, h.runner.execute(first)).outputs
     assert output.finish_reason is None
 
 
@@ -312,7 +312,7 @@ def test_u5_tokens_after_a_stop_are_dropped() -> None:
     h = Harness(create_scheduler())
     h.add("A", 5, 9, stop_token_ids=frozenset({7}))
     output = h.scheduler.schedule(0.0)
-    (last,) = h.scheduler.update_from_output(output, ModelRunnerOutput({"A": [3, 7, 4]}))
+    (last,) = h.scheduler.update_from_output(output, ModelRunnerOutput.of(output, {"A": [3, 7, 4]})).outputs
     assert (last.new_token_ids, last.stop_token_id) == ([3, 7], 7)
 
 
@@ -409,11 +409,12 @@ def test_t1_stats_of_a_step() -> None:
     h.add("B", 7, 6)
     h.add("C", 3, 2)
     h.step()
-    assert h.scheduler.make_stats(0.25) == SchedulerStats(
+    assert h.scheduler.make_stats(step_time_s=0.25) == SchedulerStats(
         num_running=2,
         num_waiting=1,
         num_blocks=4,
         num_free_blocks=0,
+        num_scheduled_tokens=14,
         num_prompt_tokens=14,
         num_generation_tokens=2,
         num_prefix_queries=14,
@@ -433,6 +434,7 @@ def test_t2_hits_of_resumed_requests_are_not_counted_again() -> None:
     h.drain()
     stats = h.scheduler.make_stats()
     assert (stats.num_prefix_queries, stats.num_prefix_hits) == (0, 0)
+    assert (stats.num_resumed_queries, stats.num_resumed_hits) == (9, 4)
     assert stats.num_prompt_tokens == 5  # recomputed
 
 
