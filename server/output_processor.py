@@ -19,6 +19,10 @@ from server.metrics import ServerMetrics, StepRecord
 
 logger = logging.getLogger(__name__)
 
+# What a line of the token columns says beyond its token: the request goes on. One for all lines: a record a line would
+# be the dearest part of the loop.
+_GOES_ON = EngineCoreOutput("", [])
+
 
 class DecodeStream(Protocol):
     """Token ids in, text out, for one request."""
@@ -89,11 +93,16 @@ class _LiveRequest:
         self._decoder = decoder
         self._stops = request.stop_strings.fork()
 
-    def advance(self, output: EngineCoreOutput) -> GenerationOutput:
-        """Turn the engine's output into the client's; it may end earlier than the engine's does."""
-        self.num_output_tokens += len(output.new_token_ids)
+    def advance(self, token_ids: list[int], output: EngineCoreOutput) -> GenerationOutput:
+        """Turn what the engine said into what the client gets; it may end earlier than the engine's does.
+
+        Args:
+            token_ids: The new tokens.
+            output: Everything else.
+        """
+        self.num_output_tokens += len(token_ids)
         self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
-        text, stop_string = self._read(output)
+        text, stop_string = self._read(token_ids, output)
         reason: FinishReason | None = output.finish_reason
         stop_reason: str | int | None = output.stop_token_id
         if stop_string is not None:
@@ -107,8 +116,7 @@ class _LiveRequest:
             error=output.error if reason is FinishReason.ERROR else None,
         )
 
-    def _read(self, output: EngineCoreOutput) -> tuple[str, str | None]:
-        token_ids = output.new_token_ids
+    def _read(self, token_ids: list[int], output: EngineCoreOutput) -> tuple[str, str | None]:
         if output.finish_reason is FinishReason.STOP:
             token_ids = token_ids[:-1]  # the stopping token is counted but not shown (scheduler.md U6)
         text = self._decoder.feed(token_ids) if token_ids else ""
@@ -180,8 +188,11 @@ class OutputProcessor:
         """
         now, record, to_abort = self._clock(), StepRecord(), []
         for output in outputs.outputs:
-            if output.request_id in self._live and self._deliver(output, now, record):
+            if self._deliver(output.request_id, output.new_token_ids, output, now, record):
                 to_abort.append(output.request_id)
+        for request_id, token_id in zip(outputs.token_req_ids, outputs.token_ids, strict=True):
+            if self._deliver(request_id, [token_id], _GOES_ON, now, record):
+                to_abort.append(request_id)
         stats = outputs.stats
         if outputs.engine_error is not None:
             self._engine_error = outputs.engine_error
@@ -197,25 +208,29 @@ class OutputProcessor:
         self._metrics.record_step(record, None)
         return request_ids
 
-    def _deliver(self, output: EngineCoreOutput, now: float, record: StepRecord) -> bool:
+    def _deliver(
+        self, request_id: str, token_ids: list[int], output: EngineCoreOutput, now: float, record: StepRecord
+    ) -> bool:
         """Returns whether the request ended here but not in the engine."""
-        live = self._live[output.request_id]
+        live = self._live.get(request_id)
+        if live is None:
+            return False
         try:
-            generated = live.advance(output)
+            generated = live.advance(token_ids, output)
         except BaseException:  # a panic in the tokenizer's Rust is no Exception, and may cost nobody else their step
-            logger.exception("request %s: its tokens could not be turned into text", output.request_id)
+            logger.exception("request %s: its tokens could not be turned into text", request_id)
             generated = GenerationOutput(
                 text="",
                 num_output_tokens=live.num_output_tokens,
                 finish_reason=FinishReason.ERROR,
                 error="The tokens of this request could not be turned into text.",
             )
-        if output.new_token_ids:
-            self._count_tokens(live, len(output.new_token_ids), now, record)
+        if token_ids:
+            self._count_tokens(live, len(token_ids), now, record)
         live.stream.put(generated)
         if generated.finish_reason is None:
             return False
-        self._end(output.request_id, generated.finish_reason, now, record)
+        self._end(request_id, generated.finish_reason, now, record)
         return output.finish_reason is None
 
     def _count_tokens(self, live: _LiveRequest, num_tokens: int, now: float, record: StepRecord) -> None:

@@ -1,6 +1,8 @@
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -37,6 +39,20 @@ def samples(metrics: ServerMetrics) -> dict[str, float]:
 
 def step(processor: OutputProcessor, *outputs: EngineCoreOutput) -> list[str]:
     return processor.process(EngineCoreOutputs(list(outputs), SchedulerStats()))
+
+
+def step_in_columns(processor: OutputProcessor, *outputs: EngineCoreOutput) -> list[str]:
+    """The same step, with a line for each output that is one token of a request that goes on."""
+    lines = [each for each in outputs if each == EngineCoreOutput(each.request_id, each.new_token_ids[:1])]
+    lines = [each for each in lines if each.new_token_ids]
+    return processor.process(
+        EngineCoreOutputs(
+            [each for each in outputs if each not in lines],
+            SchedulerStats(),
+            token_req_ids=[each.request_id for each in lines],
+            token_ids=[each.new_token_ids[0] for each in lines],
+        )
+    )
 
 
 async def take_all(stream: OutputStream) -> GenerationOutput:
@@ -314,3 +330,85 @@ async def assert_ends_once(stream: OutputStream) -> None:
     except EngineDeadError:
         ends = [ERROR]
     assert len(ends) == 1
+
+
+# ---------------------------------------------------------------------- the token columns
+async def test_a_line_of_the_columns_is_one_more_token() -> None:
+    processor = create_processor()
+    streams = {request_id: processor.add(create_request(request_id)) for request_id in "abc"}
+    step(processor, *(output("x", request_id=request_id, num_cached_tokens=3) for request_id in "abc"))
+    outputs = [output("$", STOP, request_id="b")]
+    to_abort = processor.process(EngineCoreOutputs(outputs, token_req_ids=["c", "a"], token_ids=[ord("z"), ord("y")]))
+    assert to_abort == []
+    assert await anext(streams["a"]) == GenerationOutput("xy", 2, num_cached_tokens=3)
+    assert await anext(streams["b"]) == GenerationOutput("x", 2, STOP, num_cached_tokens=3)
+    assert await anext(streams["c"]) == GenerationOutput("xz", 2, num_cached_tokens=3)
+
+
+async def test_a_stop_string_ends_a_line_and_lines_of_requests_that_are_gone_are_ignored() -> None:
+    metrics = ServerMetrics("tiny")
+    processor = create_processor(metrics=metrics)
+    stream = processor.add(create_request(stop=["!"]))
+    step(processor, output("x"))
+    lines = {"token_req_ids": ["gone", "r"], "token_ids": [ord("?"), ord("!")]}
+    assert processor.process(EngineCoreOutputs([], **lines)) == ["r"]
+    assert processor.process(EngineCoreOutputs([], **lines)) == []
+    assert await take_all(stream) == GenerationOutput("x", 2, STOP, "!")
+    assert samples(metrics)["vllm:generation_tokens_total{}"] == 2
+
+
+async def test_a_panic_in_one_line_fails_it_alone() -> None:
+    processor = create_processor(PanickingDecodeStream)
+    broken, fine = (processor.add(create_request(request_id)) for request_id in "ab")
+    lines = EngineCoreOutputs([], token_req_ids=["a", "b"], token_ids=[0, ord("y")])
+    assert processor.process(lines) == ["a"]
+    assert (await take_all(broken)).finish_reason is ERROR
+    assert await anext(fine) == GenerationOutput("y", 1)
+
+
+async def test_lines_of_the_last_step_are_delivered_before_the_death_is() -> None:
+    processor = create_processor()
+    stream = processor.add(create_request())
+    processor.process(EngineCoreOutputs([], engine_error="boom", token_req_ids=["r"], token_ids=[ord("y")]))
+    assert (await anext(stream)).text == "y"
+    with pytest.raises(EngineDeadError, match="boom"):
+        await anext(stream)
+
+
+OUTPUT = st.builds(
+    output,
+    st.text("ab!", max_size=2),
+    st.sampled_from([None, None, None, STOP, LENGTH, ABORT]),
+    num_cached_tokens=st.sampled_from([0, 0, 5]),
+)
+
+
+@given(steps=st.lists(st.dictionaries(st.sampled_from("abcd"), OUTPUT), max_size=12), is_slow=st.booleans())
+def test_a_step_in_columns_and_one_in_records_deliver_the_same(
+    steps: list[dict[str, EngineCoreOutput]], is_slow: bool
+) -> None:
+    async def run(take_step: Callable[..., list[str]]) -> list[object]:
+        clock, metrics = FakeClock(), ServerMetrics("tiny")
+        processor = OutputProcessor(new_decode_stream=HoldingDecodeStream, metrics=metrics, clock=clock)
+        streams = [processor.add(create_request(request_id, stop=["b!"])) for request_id in "abc"]
+        consumers = [asyncio.create_task(take_parts(stream)) for stream in streams]
+        aborts = []
+        for parts in steps:
+            clock.now += 0.25
+            outputs = [replace(part, request_id=request_id) for request_id, part in parts.items()]
+            aborts.append(sorted(take_step(processor, *outputs)))
+            if not is_slow:
+                await asyncio.sleep(0)  # the consumers take what came
+        processor.fail_all("the end")
+        found = {name: value for name, value in samples(metrics).items() if "_created" not in name}
+        return [aborts, await asyncio.gather(*consumers), found]
+
+    assert asyncio.run(run(step_in_columns)) == asyncio.run(run(step))
+
+
+async def take_parts(stream: OutputStream) -> list[GenerationOutput]:
+    parts = []
+    with contextlib.suppress(ServerStoppingError):
+        async for part in stream:
+            parts.append(part)
+    return parts
