@@ -24,8 +24,10 @@ from engine_core import (
 )
 from server.flag_values import (
     parse_bool,
+    parse_bool_or_auto,
     parse_bytes,
     parse_dtype,
+    parse_factor,
     parse_int,
     parse_path,
     parse_port,
@@ -36,6 +38,8 @@ from server.flag_values import (
 ENV_PREFIX = "POINTSMAN_"
 # kernels.backend.backend_names(), which would cost every --help an import of torch; a test compares the two.
 BACKENDS = ("torch", "cpu")
+POLICIES = ("fcfs", "priority")
+PRIORITY_ORDERS = ("higher-first", "lower-first")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _CACHE, _DEVICE, _SCHEDULER = CacheConfig(), DeviceConfig(), SchedulerConfig()
@@ -62,6 +66,11 @@ class _Flag:
     metavar: str
     shown_default: str | None
     choices: tuple[str, ...]
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the flag takes no value: --x turns it on, --no-x off."""
+        return self.parse in (parse_bool, parse_bool_or_auto)
 
 
 def _flag(
@@ -141,6 +150,33 @@ class ServerConfig:
     long_prefill_token_threshold: int = _flag(
         _SCHEDULER.long_prefill_token_threshold, parse_int(0), "A second such limit, under vLLM's name; 0 = off."
     )
+    scheduling_policy: str = _flag(
+        _SCHEDULER.policy,
+        parse_text,
+        "fcfs serves in order of arrival; priority serves by the requests' `priority`, and may preempt for it.",
+        metavar="POLICY",
+        choices=POLICIES,
+    )
+    priority_order: str = _flag(
+        _SCHEDULER.priority_order,
+        parse_text,
+        "Which `priority` is served first under --scheduling-policy priority: higher-first, or lower-first as in vLLM.",
+        metavar="ORDER",
+        choices=PRIORITY_ORDERS,
+    )
+    delay_factor: float = _flag(
+        _SCHEDULER.delay_factor,
+        parse_factor,
+        "A new request waits this many times the last prompt step's duration while others run; 0 = off.",
+        metavar="FACTOR",
+        shown_default="0",
+    )
+    async_scheduling: bool | None = _flag(
+        _SCHEDULER.async_scheduling,
+        parse_bool_or_auto,
+        "Schedule the next step while this one executes; auto does so where it measures faster.",
+        shown_default="auto",
+    )
     backend: str = _flag(
         _DEVICE.backend,
         parse_text,
@@ -192,6 +228,10 @@ class ServerConfig:
                 max_chunk_size=self.max_chunk_size,
                 long_prefill_token_threshold=self.long_prefill_token_threshold,
                 enable_chunked_prefill=self.enable_chunked_prefill,
+                policy=self.scheduling_policy,
+                priority_order=self.priority_order,
+                delay_factor=self.delay_factor,
+                async_scheduling=self.async_scheduling,
             ),
             device=DeviceConfig(self.backend, self.num_threads),
         )
@@ -211,7 +251,7 @@ def add_flags(parser: argparse.ArgumentParser, only: Container[str] | None = Non
         help = f"{flag.help} [default: {_shown_default(field, flag)}]".replace("%", "%%")
         if field.name == "model":
             parser.add_argument("model", nargs="?", metavar=flag.metavar, default=argparse.SUPPRESS, help=help)
-        elif flag.parse is parse_bool:
+        elif flag.is_switch:
             parser.add_argument(
                 _flag_name(field), action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help
             )
@@ -277,13 +317,16 @@ def _flag_name(field: dataclasses.Field[Any]) -> str:
 
 def _usage(field: dataclasses.Field[Any], flag: _Flag) -> str:
     name = _flag_name(field)
-    if flag.parse is parse_bool:
-        return name.replace("--", "--no-", 1) if field.default else name
-    return f"{name} {flag.metavar}"
+    if not flag.is_switch:
+        return f"{name} {flag.metavar}"
+    opposite = name.replace("--", "--no-", 1)
+    if field.default is None:
+        return f"{name} / {opposite}"
+    return opposite if field.default else name
 
 
 def _shown_default(field: dataclasses.Field[Any], flag: _Flag) -> str:
-    if flag.parse is parse_bool:
+    if isinstance(field.default, bool):
         return "on" if field.default else "off"
     return flag.shown_default or str(field.default)
 

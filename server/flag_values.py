@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,16 @@ def parse_bool(text: str) -> bool:
     raise ValueError(f"must be 1 or 0, not {text!r}")
 
 
+def parse_bool_or_auto(text: str) -> bool | None:
+    """Return a truth value from an environment variable, None for auto."""
+    if text.strip().lower() == "auto":
+        return None
+    try:
+        return parse_bool(text)
+    except ValueError:
+        raise ValueError(f"must be auto, 1 or 0, not {text!r}") from None
+
+
 def parse_int(at_least: int, at_most: int | None = None) -> Callable[[str], int]:
     """Return a parser of whole numbers in a range."""
     bounds = f"at least {at_least}" if at_most is None else f"{at_least} to {at_most}"
@@ -61,6 +72,17 @@ def parse_share(text: str) -> float:
         raise ValueError(f"must be a number from 0 to below 1, not {text!r}") from None
     if not 0.0 <= value < 1.0:
         raise ValueError(f"must lie in [0, 1), not {text}")
+    return value
+
+
+def parse_factor(text: str) -> float:
+    """Return a number of at least 0, not infinite."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"must be a number of at least 0, not {text!r}") from None
+    if not (value >= 0.0 and math.isfinite(value)):
+        raise ValueError(f"must be a finite number of at least 0, not {text}")
     return value
 
 

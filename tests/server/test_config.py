@@ -8,6 +8,8 @@ from engine_core import ConfigError, EngineConfig, ModelConfig
 from kernels.backend import backend_names
 from server.config import BACKENDS, ServerConfig, add_flags, build_config, default_cache_dir, flags_table, is_loopback
 
+# What the engine's config has and operators have no say in.
+WITHOUT_FLAG = {"enable_cascade_attn"}
 README = Path(__file__).parents[2] / "README.md"
 
 
@@ -30,16 +32,20 @@ def test_every_setting_reaches_the_engine() -> None:
         *("--kv-cache-bytes", "4G", "--no-enable-prefix-caching", "--watermark", "0.05"),
         *("--max-num-batched-tokens", "2_048", "--max-num-seqs", "8", "--max-chunk-size", "256"),
         *("--long-prefill-token-threshold", "128", "--no-enable-chunked-prefill"),
+        *("--scheduling-policy", "priority", "--priority-order", "lower-first"),
+        *("--delay-factor", "0.5", "--async-scheduling"),
         *("--backend", "torch", "--num-threads", "3"),
     )
     engine = config.to_engine_config(Path("m"))
     assert engine.model == ModelConfig(Path("m"), "bf16", 1000)
     for part in (engine.cache, engine.scheduler, engine.device):
         default = type(part)()
-        same = [f.name for f in dataclasses.fields(part) if getattr(part, f.name) == getattr(default, f.name)]
-        assert same == [], "each flag above differs from its default"
+        same = {f.name for f in dataclasses.fields(part) if getattr(part, f.name) == getattr(default, f.name)}
+        assert same <= WITHOUT_FLAG, "each flag above differs from its default"
     assert engine.cache.kv_cache_bytes == 4 * 2**30
     assert engine.scheduler.max_num_batched_tokens == 2048
+    assert (engine.scheduler.policy, engine.scheduler.priority_order) == ("priority", "lower-first")
+    assert (engine.scheduler.delay_factor, engine.scheduler.async_scheduling) == (0.5, True)
 
 
 def test_a_flag_beats_its_variable_which_beats_the_default() -> None:
@@ -49,6 +55,21 @@ def test_a_flag_beats_its_variable_which_beats_the_default() -> None:
     assert configure(POINTSMAN_STRICT_FIELDS="1").strict_fields is True
     assert configure("--no-strict-fields", POINTSMAN_STRICT_FIELDS="1").strict_fields is False
     assert configure(POINTSMAN_ENABLE_PREFIX_CACHING="off").enable_prefix_caching is False
+
+
+def test_async_scheduling_is_on_off_or_left_to_the_engine() -> None:
+    assert configure().async_scheduling is None
+    assert configure("--async-scheduling").async_scheduling is True
+    assert configure("--no-async-scheduling").async_scheduling is False
+    for text, value in (("auto", None), (" AUTO ", None), ("1", True), ("on", True), ("0", False), ("no", False)):
+        assert configure(POINTSMAN_ASYNC_SCHEDULING=text).async_scheduling is value
+    assert configure("--no-async-scheduling", POINTSMAN_ASYNC_SCHEDULING="1").async_scheduling is False
+    assert configure(POINTSMAN_ASYNC_SCHEDULING="0").to_engine_config(Path("m")).scheduler.async_scheduling is False
+
+
+@pytest.mark.parametrize(("text", "factor"), [("0", 0.0), ("0.5", 0.5), ("2", 2.0), ("1e3", 1000.0)])
+def test_a_delay_factor_is_any_finite_number_from_0_on(text: str, factor: float) -> None:
+    assert configure("--delay-factor", text).delay_factor == factor
 
 
 @pytest.mark.parametrize(
@@ -68,6 +89,12 @@ def test_sizes_are_read_with_units(text: str, num_bytes: int) -> None:
         (["--kv-cache-bytes", "lots"], "--kv-cache-bytes: must be a size such as 4G"),
         (["--watermark", "1"], r"--watermark: must lie in \[0, 1\)"),
         (["--watermark", "nan"], r"--watermark: must lie in \[0, 1\)"),
+        (["--scheduling-policy", "lifo"], "--scheduling-policy: invalid choice: 'lifo' .*fcfs.*priority"),
+        (["--priority-order", "up"], "--priority-order: invalid choice: 'up' .*higher-first.*lower-first"),
+        (["--delay-factor", "-0.1"], "--delay-factor: must be a finite number of at least 0, not -0.1"),
+        (["--delay-factor", "inf"], "--delay-factor: must be a finite number of at least 0, not inf"),
+        (["--delay-factor", "nan"], "--delay-factor: must be a finite number of at least 0, not nan"),
+        (["--delay-factor", "long"], "--delay-factor: must be a number of at least 0, not 'long'"),
         (["--backend", "abacus"], "--backend: invalid choice"),
         (["--max-num-seqs", "0"], "--max-num-seqs: must be at least 1"),
         (["--num-threads", "100000"], "--num-threads: must be 0 to 1024, not 100000"),
@@ -86,6 +113,10 @@ def test_a_bad_flag_is_named_with_what_it_takes(argv: list[str], complaint: str)
         ({"POINTSMAN_PORT": "tcp://10.0.0.7:8000"}, "Kubernetes sets this variable"),
         ({"POINTSMAN_LOG_LEVEL": "loud"}, "POINTSMAN_LOG_LEVEL must be one of debug, info, warning, error"),
         ({"POINTSMAN_INSECURE": "maybe"}, "POINTSMAN_INSECURE must be 1 or 0, not 'maybe'"),
+        ({"POINTSMAN_ASYNC_SCHEDULING": "maybe"}, "POINTSMAN_ASYNC_SCHEDULING must be auto, 1 or 0, not 'maybe'"),
+        ({"POINTSMAN_SCHEDULING_POLICY": "lifo"}, "POINTSMAN_SCHEDULING_POLICY must be one of fcfs, priority, not"),
+        ({"POINTSMAN_PRIORITY_ORDER": "up"}, "POINTSMAN_PRIORITY_ORDER must be one of higher-first, lower-first"),
+        ({"POINTSMAN_DELAY_FACTOR": "-1"}, "POINTSMAN_DELAY_FACTOR must be a finite number of at least 0, not -1"),
         ({"POINTSMAN_WATERMARK": "x"}, "POINTSMAN_WATERMARK must be a number"),
     ],
 )
@@ -130,6 +161,8 @@ def test_the_flags_table_lists_every_field_once() -> None:
         assert table.count(f"`POINTSMAN_{field.name.upper()}`") == 1
     assert "| `--port N` | `POINTSMAN_PORT` | 8000 |" in table
     assert "| `--no-enable-prefix-caching` | `POINTSMAN_ENABLE_PREFIX_CACHING` | on |" in table
+    both = "`--async-scheduling / --no-async-scheduling`"
+    assert f"| {both} | `POINTSMAN_ASYNC_SCHEDULING` | auto |" in table
     assert all(line.count("|") == 5 for line in table.splitlines())
 
 
