@@ -49,17 +49,19 @@ class Template(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What generation_config says where the request says nothing.
+    """What the model's generation_config says, for requests that do not say otherwise.
 
     Attributes:
         temperature: 0 = greedy.
         top_p: (0, 1].
         top_k: 0 = all.
+        eos_token_ids: The model's own end tokens.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    eos_token_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class Admission:
         served_model_name: The only name that is answered.
         vocab_size: Of the model; its tokenizer may know ids beyond, which the model cannot take.
         sampling_defaults: Of the model.
-        eos_token_ids: The model's own end tokens.
+        has_priorities: Requests are scheduled by priority; else none may have another than 0.
         clock: The engine's clock, in seconds.
     """
 
@@ -98,7 +100,7 @@ class Admission:
         served_model_name: str,
         vocab_size: int,
         sampling_defaults: SamplingDefaults = SamplingDefaults(),
-        eos_token_ids: frozenset[int] = frozenset(),
+        has_priorities: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine_client = engine_client
@@ -107,7 +109,7 @@ class Admission:
         self._served_model_name = served_model_name
         self._vocab_size = vocab_size
         self._sampling_defaults = sampling_defaults
-        self._eos_token_ids = eos_token_ids
+        self._has_priorities = has_priorities
         self._clock = clock
         self._executor = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="admission")
         self._long_executor = ThreadPoolExecutor(1, thread_name_prefix="admission-long")
@@ -121,9 +123,11 @@ class Admission:
         """Admit a completion: one choice a prompt.
 
         Raises:
-            RequestError: Unknown model, engine not ready, a prompt that does not fit, a token id out of range.
+            RequestError: Unknown model, a priority where there are none, engine not ready, a prompt that does not fit,
+                a token id out of range.
         """
         self._check_model(wire.model)
+        self._check_priority(wire.priority)
         max_len = self._get_max_len()
         num_chars = sum(len(prompt) for prompt in wire.prompt if isinstance(prompt, str))
         return await self._run(num_chars, self._build_completion, wire, max_len)
@@ -135,6 +139,7 @@ class Admission:
             RequestError: As admit_completion, or the template is missing or refuses the messages.
         """
         self._check_model(wire.model)
+        self._check_priority(wire.priority)
         template = self._chat_template
         if template is None:
             raise RequestError(
@@ -154,6 +159,15 @@ class Admission:
     def _check_model(self, name: str | None) -> None:
         if name and name != self._served_model_name:
             raise build_model_error(name, self._served_model_name)
+
+    def _check_priority(self, priority: int | None) -> None:
+        if priority and not self._has_priorities:
+            raise RequestError(
+                f"`priority` is {priority}, but this server serves in order of arrival; leave it out, or start the "
+                "server with --scheduling-policy priority.",
+                kind=ErrorKind.UNSUPPORTED_PARAMETER,
+                param="priority",
+            )
 
     def _get_max_len(self) -> int:
         state = self._engine_client.state
@@ -217,6 +231,7 @@ class Admission:
                 prompt_token_ids=token_ids,
                 sampling_params=self._build_sampling(wire, min(max_tokens, max_len - len(token_ids))),
                 arrival_time=self._clock(),
+                priority=wire.priority or 0,
             ),
             stop_strings=stops,
         )
@@ -233,7 +248,7 @@ class Admission:
             top_k=max(top_k, 0),
             # Non-negative from here on, whichever 64 bits the client sent.
             seed=secrets.randbits(63) if wire.seed is None else wire.seed & (2**63 - 1),
-            eos_token_ids=self._eos_token_ids,
+            eos_token_ids=defaults.eos_token_ids,
             stop_token_ids=frozenset(stop_token_ids),
             ignore_eos=bool(wire.ignore_eos),
         )

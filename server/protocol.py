@@ -99,6 +99,7 @@ class GenerationFields(_Wire):
     stop: Annotated[tuple[str, ...], PlainValidator(_parse_stop, str | list[str] | None)] = ()
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -201,7 +202,6 @@ SHARED_FIELDS: FieldTable = {
     "n": _unless(1),
     "best_of": _unless(1),
     "echo": _unless(False),
-    "priority": _unless(0),
     "frequency_penalty": _unless(0),
     "presence_penalty": _unless(0),
     "repetition_penalty": _unless(1),

@@ -145,7 +145,8 @@ def _create_admission(loaded: LoadedModel, client: InProcEngineClient) -> Admiss
         served_model_name=loaded.name,
         vocab_size=loaded.checkpoint.arch.vocab_size,
         sampling_defaults=SamplingDefaults(
-            **{name: value for name, value in given.items() if value is not None}  # type: ignore[arg-type]
+            **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+            eos_token_ids=generation.eos_token_ids,
         ),
-        eos_token_ids=generation.eos_token_ids,
+        has_priorities=loaded.config.scheduler.policy == "priority",
     )

@@ -60,7 +60,7 @@ def create_admission(engine_client: FakeEngineClient, **overrides: Any) -> Admis
         "chat_template": FakeTemplate(),
         "served_model_name": MODEL,
         "vocab_size": FakeTokenizer.vocab_size,
-        "eos_token_ids": frozenset({2}),
+        "sampling_defaults": SamplingDefaults(eos_token_ids=frozenset({2})),
         **overrides,
     }
     return Admission(engine_client=engine_client, **parts)
@@ -75,10 +75,14 @@ def build_app(
     template: Template | None = None,
     has_template: bool = True,
     sampling_defaults: SamplingDefaults | None = None,
+    has_priorities: bool = False,
 ) -> FastAPI:
     chat_template = (template or FakeTemplate()) if has_template else None
     admission = create_admission(
-        engine_client, chat_template=chat_template, sampling_defaults=sampling_defaults or SamplingDefaults()
+        engine_client,
+        chat_template=chat_template,
+        sampling_defaults=sampling_defaults or SamplingDefaults(),
+        has_priorities=has_priorities,
     )
     return create_app(
         engine_client=engine_client,

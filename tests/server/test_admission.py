@@ -103,6 +103,36 @@ async def test_the_models_sampling_defaults_apply_unless_the_request_says_otherw
 
 
 @pytest.mark.parametrize(
+    ("fields", "priority"), [({}, 0), ({"priority": None}, 0), ({"priority": 0}, 0), ({"priority": -7}, -7)]
+)
+async def test_a_priority_reaches_the_engine_where_there_are_priorities(fields: dict[str, Any], priority: int) -> None:
+    async with admitting(has_priorities=True) as admission:
+        admitted = [await admission.admit_completion(completion(["a", [5]], **fields))]
+        admitted.append(await admission.admit_chat(chat(**fields)))
+    assert [r.engine_request.priority for each in admitted for r in each.requests] == [priority] * 3
+
+
+@pytest.mark.parametrize("priority", [1, -1, 2**31 - 1])
+async def test_without_priorities_another_than_0_is_refused_with_what_to_change(priority: int) -> None:
+    async with admitting() as admission:
+        for admit in (
+            admission.admit_completion(completion(priority=priority)),
+            admission.admit_chat(chat(priority=priority)),
+        ):
+            with pytest.raises(RequestError, match="start the server with --scheduling-policy priority") as caught:
+                await admit
+            assert (caught.value.kind, caught.value.param) == (ErrorKind.UNSUPPORTED_PARAMETER, "priority")
+            assert str(priority) in caught.value.message
+
+
+async def test_without_priorities_0_and_null_are_taken() -> None:
+    async with admitting() as admission:
+        for fields in ({}, {"priority": None}, {"priority": 0}):
+            admitted = await admission.admit_chat(chat(**fields))
+            assert admitted.requests[0].engine_request.priority == 0
+
+
+@pytest.mark.parametrize(
     ("fields", "max_tokens"),
     [
         ({}, 64 - 17),

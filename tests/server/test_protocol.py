@@ -83,6 +83,13 @@ def test_a_bad_prompt_is_refused_by_name(sent: Any) -> None:
         ("stop", {}),
         ("stop_token_ids", "a"),
         ("ignore_eos", 1),
+        ("priority", True),
+        ("priority", False),
+        ("priority", "1"),
+        ("priority", 1.0),
+        ("priority", 2**31),
+        ("priority", -(2**31) - 1),
+        ("priority", 10**30),
         ("stream", "yes"),
         ("stream_options", {"include_usage": True}),
     ],
@@ -109,6 +116,12 @@ def test_honoured_values_arrive() -> None:
     assert wire.max_tokens == 10**30
     assert (wire.temperature, wire.top_p, wire.top_k, wire.seed) == (1.0, 0.5, -1, -5)
     assert (wire.stop, wire.stop_token_ids, wire.ignore_eos) == (("x",), [7], True)
+
+
+@pytest.mark.parametrize("priority", [-(2**31), -1, 0, 1, 2**31 - 1])
+def test_a_priority_is_any_signed_32_bit_number(priority: int) -> None:
+    assert completion(priority=priority).priority == priority
+    assert chat(priority=priority).priority == priority
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,20 @@ async def test_a_prompt_over_the_context_is_refused_with_openais_code() -> None:
     assert all(number in error["message"] for number in ("101", "7", "64"))
 
 
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
+async def test_a_priority_is_honoured_or_refused_never_ignored(path: str) -> None:
+    engine = FakeEngineClient()
+    body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "priority": 5}
+    async with connect(build_app(engine, has_priorities=True)) as client:
+        assert (await client.post(path, json=body)).status_code == 200
+    assert [request.engine_request.priority for request in engine.requests] == [5]
+    async with connect(build_app(engine)) as client:
+        refused = await client.post(path, json=body)
+        assert (await client.post(path, json={**body, "priority": 0})).status_code == 200
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", "priority")
+
+
 # ---------------------------------------------------------------------- time
 async def test_headers_wait_for_the_first_token_and_then_pings_fill_the_silence() -> None:
     may_speak = asyncio.Event()
