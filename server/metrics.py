@@ -1,4 +1,4 @@
-"""Every Prometheus metric, in one table, under vLLM's names so that its dashboards work unchanged.
+"""Every Prometheus metric, in one table: under vLLM's name, so that its dashboards work unchanged, or one of ours.
 
 Fed with what the output processor and the scheduler counted; knows nothing of how they count. Recording never raises.
 """
@@ -65,6 +65,21 @@ _TABLE = (
     _Metric(Histogram, "vllm:inter_token_latency_seconds", "Between a request's outputs.", (), _TOKEN_GAP_S),
     _Metric(Histogram, "vllm:e2e_request_latency_seconds", "From arrival to the end.", (), _REQUEST_S),
     _Metric(Histogram, "vllm:iteration_tokens_total", "Tokens of one engine step, prompt and output.", (), _TOKENS),
+    _Metric(Counter, "vllm:spec_decode_num_draft_tokens", "Draft tokens scheduled."),
+    _Metric(Counter, "vllm:spec_decode_num_accepted_tokens", "Draft tokens that the model agreed with."),
+    _Metric(
+        Counter,
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "The same by the draft's place among those of its step, from 0.",
+        ("position",),
+    ),
+    _Metric(Gauge, "pointsman:num_requests_parked", "Preempted requests whose last output is still under way."),
+    _Metric(Counter, "pointsman:prompt_tokens_scheduled", "Prompt tokens handed out, those computed again included."),
+    _Metric(Counter, "pointsman:resumed_prefix_cache_queries", "Tokens looked up when preempted requests came back."),
+    _Metric(Counter, "pointsman:resumed_prefix_cache_hits", "Of those, found: what the preemption did not cost."),
+    _Metric(Counter, "pointsman:num_stalls", "Steps that gave nobody a token although requests were running."),
+    _Metric(Counter, "pointsman:schedule_time_seconds", "Time spent deciding what the steps compute."),
+    _Metric(Counter, "pointsman:update_time_seconds", "Time spent taking in what the steps computed."),
     _Metric(Counter, "pointsman:unknown_fields", "Request fields that were ignored, by name.", ("field",)),
 )
 
@@ -116,6 +131,7 @@ class ServerMetrics:
         self._registry = CollectorRegistry()
         self._has_failed = False
         self._field_names: set[str] = set()
+        self._num_iteration_tokens = 0
         self._fixed = {"model_name": model_name, "engine": _ENGINE}
         self._gauges: dict[str, Gauge] = {}
         self._counters: dict[str, Counter] = {}
@@ -162,11 +178,30 @@ class ServerMetrics:
         self._gauges["vllm:num_requests_running"].set(stats.num_running)
         self._gauges["vllm:num_requests_waiting"].set(stats.num_waiting)
         self._gauges["vllm:kv_cache_usage_perc"].set(stats.kv_cache_usage)
+        self._gauges["pointsman:num_requests_parked"].set(stats.num_parked)
         self._counters["vllm:num_preemptions"].inc(stats.num_preempted)
         self._counters["vllm:prefix_cache_queries"].inc(stats.num_prefix_queries)
         self._counters["vllm:prefix_cache_hits"].inc(stats.num_prefix_hits)
-        if stats.step_time_s > 0:  # else only news, no step: the histogram's count is the number of steps
-            self._observe("vllm:iteration_tokens_total", [stats.num_prompt_tokens + stats.num_generation_tokens])
+        self._counters["vllm:spec_decode_num_draft_tokens"].inc(stats.num_draft_tokens)
+        self._counters["vllm:spec_decode_num_accepted_tokens"].inc(sum(stats.num_accepted_tokens))
+        for position, num_accepted in enumerate(stats.num_accepted_tokens):
+            self._count_by("vllm:spec_decode_num_accepted_tokens_per_pos", num_accepted, position=str(position))
+        self._counters["pointsman:prompt_tokens_scheduled"].inc(stats.num_prompt_tokens)
+        self._counters["pointsman:resumed_prefix_cache_queries"].inc(stats.num_resumed_queries)
+        self._counters["pointsman:resumed_prefix_cache_hits"].inc(stats.num_resumed_hits)
+        self._counters["pointsman:num_stalls"].inc(stats.num_stalls)
+        self._counters["pointsman:schedule_time_seconds"].inc(stats.schedule_time_s)
+        self._counters["pointsman:update_time_seconds"].inc(stats.update_time_s)
+        self._record_iteration(stats)
+
+    def _record_iteration(self, stats: SchedulerStats) -> None:
+        # Not num_scheduled_tokens: as in vLLM, the token that a prompt's end samples counts, a rejected draft does not.
+        self._num_iteration_tokens += stats.num_prompt_tokens + stats.num_generation_tokens
+        # Stats without a step bring news, such as an abort's, and perhaps what the step under way was given: that is
+        # kept for it. So the histogram's count is the number of steps and its sum misses none of their tokens.
+        if stats.step_time_s > 0:
+            self._observe("vllm:iteration_tokens_total", [self._num_iteration_tokens])
+            self._num_iteration_tokens = 0
 
     def _create(self, row: _Metric) -> None:
         """Create one metric. Its series exists at once where it can, at 0: rate() would miss its first event."""

@@ -11,11 +11,20 @@ STATS = SchedulerStats(
     num_waiting=2,
     num_blocks=10,
     num_free_blocks=4,
+    num_parked=1,
+    num_scheduled_tokens=107,
     num_prompt_tokens=100,
+    num_draft_tokens=5,
+    num_accepted_tokens=(2, 1),
     num_generation_tokens=3,
     num_preempted=1,
     num_prefix_queries=90,
     num_prefix_hits=64,
+    num_resumed_queries=40,
+    num_resumed_hits=32,
+    num_stalls=2,
+    schedule_time_s=0.25,
+    update_time_s=0.125,
     step_time_s=0.02,
 )
 
@@ -43,6 +52,15 @@ def test_every_series_without_labels_of_its_own_exists_at_zero() -> None:
         "vllm:num_preemptions_total",
         "vllm:prefix_cache_queries_total",
         "vllm:prefix_cache_hits_total",
+        "vllm:spec_decode_num_draft_tokens_total",
+        "vllm:spec_decode_num_accepted_tokens_total",
+        "pointsman:num_requests_parked",
+        "pointsman:prompt_tokens_scheduled_total",
+        "pointsman:resumed_prefix_cache_queries_total",
+        "pointsman:resumed_prefix_cache_hits_total",
+        "pointsman:num_stalls_total",
+        "pointsman:schedule_time_seconds_total",
+        "pointsman:update_time_seconds_total",
         "vllm:time_to_first_token_seconds_count",
         "vllm:inter_token_latency_seconds_count",
         "vllm:e2e_request_latency_seconds_count",
@@ -60,11 +78,13 @@ def test_gauges_follow_the_scheduler_and_return_to_zero() -> None:
     assert found["vllm:num_requests_running", ""] == 3
     assert found["vllm:num_requests_waiting", ""] == 2
     assert found["vllm:kv_cache_usage_perc", ""] == pytest.approx(0.6)
+    assert found["pointsman:num_requests_parked", ""] == 1
     metrics.record_step(StepRecord(), SchedulerStats(num_blocks=10, num_free_blocks=10))
     found = samples(metrics)
     assert found["vllm:num_requests_running", ""] == 0
     assert found["vllm:num_requests_waiting", ""] == 0
     assert found["vllm:kv_cache_usage_perc", ""] == 0
+    assert found["pointsman:num_requests_parked", ""] == 0
 
 
 def test_the_schedulers_counts_add_up_and_only_steps_count_as_iterations() -> None:
@@ -79,6 +99,39 @@ def test_the_schedulers_counts_add_up_and_only_steps_count_as_iterations() -> No
     assert found["vllm:prefix_cache_hits_total", ""] == 128
     assert found["vllm:iteration_tokens_total_count", ""] == 2
     assert found["vllm:iteration_tokens_total_sum", ""] == 206
+    assert found["vllm:spec_decode_num_draft_tokens_total", ""] == 10
+    assert found["vllm:spec_decode_num_accepted_tokens_total", ""] == 6
+    assert found["vllm:spec_decode_num_accepted_tokens_per_pos_total", "position=0"] == 4
+    assert found["vllm:spec_decode_num_accepted_tokens_per_pos_total", "position=1"] == 2
+    assert found["pointsman:prompt_tokens_scheduled_total", ""] == 200
+    assert found["pointsman:resumed_prefix_cache_queries_total", ""] == 80
+    assert found["pointsman:resumed_prefix_cache_hits_total", ""] == 64
+    assert found["pointsman:num_stalls_total", ""] == 4
+    assert found["pointsman:schedule_time_seconds_total", ""] == 0.5
+    assert found["pointsman:update_time_seconds_total", ""] == 0.25
+
+
+def test_a_prompts_end_counts_its_tokens_and_the_one_it_samples_as_vllm_does() -> None:
+    metrics = ServerMetrics("tiny")
+    prompt_end = {"num_scheduled_tokens": 8, "num_prompt_tokens": 8, "num_generation_tokens": 1}
+    drafts = {"num_scheduled_tokens": 4, "num_draft_tokens": 3, "num_accepted_tokens": (1,), "num_generation_tokens": 2}
+    for stats in (SchedulerStats(step_time_s=0.1, **prompt_end), SchedulerStats(step_time_s=0.1, **drafts)):
+        metrics.record_step(StepRecord(), stats)
+    found = samples(metrics)
+    assert found["vllm:iteration_tokens_total_count", ""] == 2
+    assert found["vllm:iteration_tokens_total_sum", ""] == 9 + 2
+
+
+def test_tokens_that_were_told_while_their_step_ran_count_in_its_iteration() -> None:
+    metrics = ServerMetrics("tiny")
+    metrics.record_step(StepRecord(), SchedulerStats(num_prompt_tokens=100))  # an abort's news, in mid-step
+    assert samples(metrics)["vllm:iteration_tokens_total_count", ""] == 0
+    metrics.record_step(StepRecord(), SchedulerStats(num_generation_tokens=1, step_time_s=0.1))
+    metrics.record_step(StepRecord(), SchedulerStats(num_generation_tokens=1, step_time_s=0.1))
+    found = samples(metrics)
+    assert found["vllm:iteration_tokens_total_count", ""] == 2
+    assert found["vllm:iteration_tokens_total_sum", ""] == 102
+    assert found["vllm:iteration_tokens_total_bucket", "le=1.0"] == 1
 
 
 def test_requests_are_counted_and_timed() -> None:
