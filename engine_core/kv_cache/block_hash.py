@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import sys
-from array import array
+import itertools
+import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -27,31 +27,30 @@ class BlockHasher:
         self.root = hashlib.sha256(seed).digest()
 
     def iter_chain(self, chain: list[bytes], token_ids: Sequence[int], num_blocks: int) -> Iterator[bytes]:
-        """Yield the digests of the first ``num_blocks`` blocks; those that ``chain`` lacks are computed when reached.
+        """Iterate over the digests of the first ``num_blocks`` blocks; what ``chain`` lacks is computed when reached.
 
         Args:
             chain: Digests of the first blocks, as far as they are known; grows in place.
             token_ids: At least ``num_blocks * block_size`` ids.
             num_blocks: Full blocks.
         """
-        num_known = len(chain)
-        yield from islice(chain, min(num_known, num_blocks))
+        known = islice(chain, min(len(chain), num_blocks))
+        return itertools.chain(known, self._iter_new(chain, token_ids, num_blocks))
+
+    def extend_chain(self, chain: list[bytes], token_ids: Sequence[int], num_blocks: int) -> None:
+        """Grow ``chain`` in place until it names the first ``num_blocks`` blocks of ``token_ids``."""
+        deque(self._iter_new(chain, token_ids, num_blocks), maxlen=0)
+
+    def _iter_new(self, chain: list[bytes], token_ids: Sequence[int], num_blocks: int) -> Iterator[bytes]:
         size, sha256 = self.block_size, hashlib.sha256
         parent = chain[-1] if chain else self.root
-        for first in range(num_known, num_blocks, _STRIDE_BLOCKS):
+        for first in range(len(chain), num_blocks, _STRIDE_BLOCKS):
             raw = _pack(token_ids[first * size : min(first + _STRIDE_BLOCKS, num_blocks) * size])
             for start in range(0, len(raw), 4 * size):
                 parent = sha256(parent + raw[start : start + 4 * size]).digest()
                 chain.append(parent)
                 yield parent
 
-    def extend_chain(self, chain: list[bytes], token_ids: Sequence[int], num_blocks: int) -> None:
-        """Grow ``chain`` in place until it names the first ``num_blocks`` blocks of ``token_ids``."""
-        deque(self.iter_chain(chain, token_ids, num_blocks), maxlen=0)
-
 
 def _pack(token_ids: Sequence[int]) -> bytes:
-    packed = array("i", token_ids)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+    return struct.pack(f"<{len(token_ids)}i", *token_ids)

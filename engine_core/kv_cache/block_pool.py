@@ -74,10 +74,15 @@ class BlockPool:
 
     def touch(self, block_ids: Sequence[int]) -> None:
         """Add one owner to each block; a free one leaves the free queue, its content kept."""
+        ref_counts, following, preceding = self.ref_counts, self._next, self._prev
+        num_unlinked = 0
         for block in block_ids:
-            if self.ref_counts[block] == 0:
-                self._unlink(block)
-            self.ref_counts[block] += 1
+            if ref_counts[block] == 0:
+                before, after = preceding[block], following[block]
+                following[before], preceding[after] = after, before
+                num_unlinked += 1
+            ref_counts[block] += 1
+        self.num_free -= num_unlinked
 
     def register(self, block: int, digest: bytes) -> None:
         """Make an owned block findable by its content.
@@ -138,8 +143,3 @@ class BlockPool:
         self._next[before] = self._prev[after] = block
         self._prev[block], self._next[block] = before, after
         self.num_free += 1
-
-    def _unlink(self, block: int) -> None:
-        before, after = self._prev[block], self._next[block]
-        self._next[before], self._prev[after] = after, before
-        self.num_free -= 1

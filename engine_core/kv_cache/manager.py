@@ -107,10 +107,16 @@ class KVCacheManager:
         num_owned = len(request.block_ids) + len(hits)
         num_fresh = max(0, -(-num_slots // self.block_size) - num_owned)
         ref_counts = self.pool.ref_counts
-        return num_fresh + sum(ref_counts[block] == 0 for block in hits)
+        return num_fresh + [ref_counts[block] for block in hits].count(0)
 
     def count_missing_blocks(
-        self, request: Request, hits: Sequence[int], num_new_tokens: int, *, is_alone: bool
+        self,
+        request: Request,
+        hits: Sequence[int],
+        num_new_tokens: int,
+        *,
+        is_alone: bool,
+        without: Sequence[Request] = (),
     ) -> int:
         """Return how many more free blocks the admission of a waiting request takes than there are; <= 0: it fits.
 
@@ -121,28 +127,26 @@ class KVCacheManager:
             request: Owns no block yet.
             hits: What ``lookup`` found.
             num_new_tokens: Its first chunk.
-            is_alone: Nothing is running, so there is nothing to keep the watermark for.
+            is_alone: Nothing else is running, so there is nothing to keep the watermark for.
+            without: Running requests that are thought to have given all their blocks back.
         """
-        num_slots, num_spare = request.num_tokens, self.num_watermark_blocks + self.num_reserved_blocks
+        num_slots, num_reserved = request.num_tokens, self.num_reserved_blocks
+        num_reserved -= sum(other.num_reserved_blocks for other in without)
         if not self.full_prompt_gate:
-            num_slots, num_spare = len(hits) * self.block_size + num_new_tokens, self.num_watermark_blocks
-        if is_alone:
-            num_spare = 0
-        return self.count_needed_blocks(request, num_slots, hits) + num_spare - self.pool.num_free
+            num_slots, num_reserved = len(hits) * self.block_size + num_new_tokens, 0
+        num_spare = 0 if is_alone else self.num_watermark_blocks + num_reserved
+        num_free = self.pool.num_free + sum(self.count_exclusive_blocks(other, hits) for other in without)
+        return self.count_needed_blocks(request, num_slots, hits) + num_spare - num_free
 
-    def count_exclusive_blocks(self, request: Request) -> int:
-        """Return how many of a request's blocks nobody else holds: what taking them all would set free."""
-        ref_counts = self.pool.ref_counts
-        return sum(ref_counts[block] == 1 for block in request.block_ids)
+    def count_exclusive_blocks(self, request: Request, but: Sequence[int] = ()) -> int:
+        """Return how many of a request's blocks, ``but`` for those, nobody else holds: what taking them sets free."""
+        ref_counts, kept = self.pool.ref_counts, set(but)
+        return sum(ref_counts[block] == 1 for block in request.block_ids if block not in kept)
 
     def allocate_slots(
         self, request: Request, num_computed_tokens: int, num_new_tokens: int, hits: Sequence[int] = ()
     ) -> list[int] | None:
         """Extend the block table to hold ``num_computed_tokens + num_new_tokens`` tokens.
-
-        Blocks that known tokens fill are registered at once: nothing that was scheduled is ever withdrawn, so the
-        step that writes them is certain to run before any step that could read them, or is the same step. Blocks that
-        end in a token being sampled, or in a draft, wait for ``register_full_blocks``.
 
         Args:
             request: Whose.
@@ -159,24 +163,35 @@ class KVCacheManager:
             if self.count_needed_blocks(request, num_slots, hits) > self.pool.num_free:
                 return None
             block_ids = self._take_blocks(request, num_slots, hits)
-        self.register_full_blocks(request, min(num_slots, request.num_tokens))
         return block_ids
+
+    def try_add_block(self, request: Request) -> int | None:
+        """Give a decoding request its next block; None if none is free. ``allocate_slots`` for the commonest case."""
+        if not self.pool.num_free:
+            return None
+        (block,) = self.pool.allocate(1)
+        request.block_ids.append(block)
+        request.num_slots += self.block_size
+        return block
 
     def register_full_blocks(self, request: Request, num_tokens: int) -> None:
         """Let others find the blocks that the first ``num_tokens`` tokens of the request fill.
 
+        That may be when their step is scheduled: nothing scheduled is ever withdrawn, so the step that writes them is
+        certain to run before any step that could read them, or is the same step.
+
         Args:
             request: Whose.
-            num_tokens: Tokens that are known and whose KV is certain to be written, none rejected.
+            num_tokens: Tokens that are known, and computed or scheduled to be; no drafts.
         """
         num_full = num_tokens // self.block_size
         first = request.num_registered_blocks
         if num_full <= first or not self.enable_prefix_caching:
             return
         self._hasher.extend_chain(request.block_digests, request.all_token_ids, num_full)
-        register = self.pool.register
-        for block, digest in zip(request.block_ids[first:num_full], request.block_digests[first:num_full], strict=True):
-            register(block, digest)
+        block_ids, digests, register = request.block_ids, request.block_digests, self.pool.register
+        for index in range(first, num_full):
+            register(block_ids[index], digests[index])
         request.num_registered_blocks = num_full
 
     def free(self, request: Request, *, is_suspect: bool = False) -> None:
@@ -184,11 +199,14 @@ class KVCacheManager:
 
         Args:
             request: Whose.
-            is_suspect: Its KV may be wrong: what nobody else holds is forgotten.
+            is_suspect: Its KV may be wrong: what nobody else holds is forgotten, by content, since the request may
+                have lost its blocks while the step ran that went wrong.
         """
         if is_suspect:
-            for block in request.block_ids:
-                if self.pool.ref_counts[block] == 1:
+            own = set(request.block_ids)
+            for digest in request.block_digests:
+                block = self.pool.index.get(digest)
+                if block is not None and self.pool.ref_counts[block] == (block in own):
                     self.pool.forget(block)
         self.pool.free(request.block_ids)
         request.block_ids = []
@@ -208,7 +226,9 @@ class KVCacheManager:
         for request in owners:
             table = request.block_ids
             assert 0 not in table and len(set(table)) == len(table)
-            assert len(table) == -(-request.num_computed_tokens // self.block_size)
+            # Rejected drafts leave their blocks; nobody ever owns one past its end.
+            assert request.num_computed_tokens <= request.num_slots == len(table) * self.block_size
+            assert len(table) <= -(-(request.max_total_tokens - 1) // self.block_size)
             for i, block in enumerate(table):
                 digest = self.pool.digests[block]
                 assert counts[block] == 1 or digest is not None, f"shared block {block} has no digest"

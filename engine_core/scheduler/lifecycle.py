@@ -111,13 +111,23 @@ class Lifecycle:
         *,
         stop_token_id: int | None = None,
         error: str | None = None,
+        is_suspect: bool = False,
     ) -> EngineCoreOutput:
-        """End a request once and for all. A running one stays in ``running`` until the caller sweeps."""
+        """End a request once and for all. A running one stays in ``running`` until the caller sweeps.
+
+        Args:
+            request: A live one.
+            status: A final one.
+            token_ids: Its last tokens.
+            stop_token_id: The client's stop token that ended it.
+            error: A sentence, with FINISHED_ERROR.
+            is_suspect: Its computation failed: nobody is to find its KV.
+        """
         if request.request_id in self.parked:
             del self.parked[request.request_id]
         elif request.status is not RequestStatus.RUNNING:
             self.waiting.remove(request)
-        self._release(request, is_suspect=status is RequestStatus.FINISHED_ERROR)
+        self._release(request, is_suspect=is_suspect)
         request.status = status
         del self.requests[request.request_id]
         self._finished_req_ids.append(request.request_id)

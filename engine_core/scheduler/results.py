@@ -131,4 +131,6 @@ class ResultApplier:
         for request in step.requests():
             error = errors.get(request.request_id)
             if error is not None and not request.status.is_finished:
-                outputs.append(self._lifecycle.finish(request, RequestStatus.FINISHED_ERROR, error=error))
+                outputs.append(
+                    self._lifecycle.finish(request, RequestStatus.FINISHED_ERROR, error=error, is_suspect=True)
+                )

@@ -30,6 +30,13 @@ class ScheduledRow:
     num_drafts: int
     is_sampling: bool
 
+    @property
+    def is_decode(self) -> bool:
+        """Whether, drafts apart, it computes its last output and nothing else. All other rows are prompts, or what a
+        preemption threw away."""
+        num_known = self.num_tokens - self.num_drafts
+        return num_known == 1 and self.is_sampling and self.start >= self.request.num_prompt_tokens
+
 
 @dataclass(slots=True)
 class ScheduledStep:
@@ -100,9 +107,8 @@ class StepPlan:
         request = row.request
         if row.num_drafts:
             self._drafts[request.request_id] = request.draft_token_ids[: row.num_drafts]
-        num_known = row.num_tokens - row.num_drafts
-        if num_known > 1 or row.start < request.num_prompt_tokens:
-            self.num_prompt_tokens += num_known
+        if not row.is_decode:
+            self.num_prompt_tokens += row.num_tokens - row.num_drafts
 
     def add_blocks(self, request: Request, block_ids: list[int]) -> None:
         """Record that the table of a request that the runner knows has grown."""

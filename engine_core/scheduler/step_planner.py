@@ -91,17 +91,28 @@ class StepPlanner:
             if budget <= 0:
                 break
             num_computed = request.num_computed_tokens
-            if num_computed < request.decode_until:
-                request.num_computed_tokens = num_computed + 1
-                request.num_tokens_with_spec += 1
-                budget -= 1
-                add(request)
-                add_start(num_computed)
-            else:
+            if num_computed >= request.decode_until and not self._try_go_on(request, plan):
                 plan.token_budget = budget
                 self._schedule_one(request, plan)
                 budget = plan.token_budget
+                continue
+            request.num_computed_tokens = num_computed + 1
+            request.num_tokens_with_spec += 1
+            budget -= 1
+            add(request)
+            add_start(num_computed)
         plan.token_budget = budget
+
+    def _try_go_on(self, request: Request, plan: StepPlan) -> bool:
+        """Tell whether a request that has used up its slots may decode on in a fresh block."""
+        if not request.decode_until or request.decode_until == request.max_total_tokens - 1:
+            return False
+        block = self._kv_cache.try_add_block(request)
+        if block is None:
+            return False
+        plan.add_blocks(request, [block])
+        request.decode_until = min(request.num_slots, request.max_total_tokens - 1)
+        return True
 
     def _schedule_one(self, request: Request, plan: StepPlan) -> None:
         start = request.num_computed_tokens
@@ -191,9 +202,12 @@ class StepPlanner:
         num_known = request.num_tokens_with_spec - len(request.draft_token_ids)
         is_sampling = end >= num_known
         num_drafts = max(0, end - num_known)
-        plan.add_row(ScheduledRow(request, start, num_new, num_drafts, is_sampling))
+        row = ScheduledRow(request, start, num_new, num_drafts, is_sampling)
+        plan.add_row(row)
         for commit in self._commits:
             commit(request, start, num_new, plan)
+        if not row.is_decode:  # those register their blocks when the result is in
+            self._kv_cache.register_full_blocks(request, min(end, request.num_tokens))
         request.num_computed_tokens = end
         request.draft_token_ids = []
         request.num_tokens_with_spec = num_known
@@ -229,24 +243,23 @@ class StepPlanner:
 
         Source: scheduler.md Q7.
         """
-        head = self._lifecycle.waiting.peek()
-        if head is None or not self._lifecycle.running or head.rank[0] >= self._lifecycle.running[-1].rank[0]:
+        head, running = self._lifecycle.waiting.peek(), self._lifecycle.running
+        if head is None or not running or head.rank[0] >= running[-1].rank[0]:
             return 0
-        victim = self._lifecycle.running[-1]
-        lacks_seat = len(self._lifecycle.running) >= self._max_num_seqs
+        victim, lacks_seat = running[-1], len(running) >= self._max_num_seqs
         hits = self._kv_cache.lookup(head)
         probe = StepPlan(plan.now, self._count_spare_tokens(plan), plan.in_flight)
         num_new = self._num_tokens_to_schedule(head, len(hits) * self._kv_cache.block_size, probe)
         if num_new == 0 or self._ask_gates(head, plan) is not Verdict.ADMIT:
             return 0
-        num_missing = self._kv_cache.count_missing_blocks(head, hits, num_new, is_alone=False)
-        if num_missing > 0:
-            less_urgent = [request for request in self._lifecycle.running if request.rank[0] > head.rank[0]]
-            if sum(map(self._kv_cache.count_exclusive_blocks, less_urgent)) < num_missing:
-                return 0
-            if not lacks_seat and not self._kv_cache.count_exclusive_blocks(victim):
-                return 0
-        elif not lacks_seat:
+        lacks_blocks = self._kv_cache.count_missing_blocks(head, hits, num_new, is_alone=False) > 0
+        if not (lacks_seat or lacks_blocks):
+            return 0
+        less_urgent = [request for request in running if request.rank[0] > head.rank[0]]
+        if not lacks_seat and not self._kv_cache.count_exclusive_blocks(victim, hits):
+            return 0
+        is_alone = len(less_urgent) == len(running)
+        if self._kv_cache.count_missing_blocks(head, hits, num_new, is_alone=is_alone, without=less_urgent) > 0:
             return 0
         self._preempt_tail(plan)
         return 1

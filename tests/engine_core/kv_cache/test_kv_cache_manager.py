@@ -25,6 +25,7 @@ def compute(cache: KVCacheManager, request: Request, num_tokens: int | None = No
     num_new = (request.num_tokens if num_tokens is None else num_tokens) - num_computed
     block_ids = cache.allocate_slots(request, num_computed, num_new, hits)
     assert block_ids is not None
+    cache.register_full_blocks(request, num_computed + num_new)
     request.num_computed_tokens = num_computed + num_new
     return block_ids
 
@@ -100,6 +101,7 @@ def test_k7_blocks_are_findable_as_soon_as_they_are_scheduled() -> None:
     compute(cache, first, 6)
     assert cache.lookup(create(13)) == [1]
     cache.allocate_slots(first, 6, 2)
+    cache.register_full_blocks(first, 8)
     assert cache.lookup(create(13)) == [1, 2]
 
 
@@ -110,6 +112,7 @@ def test_k7a_a_block_completed_by_an_output_is_registered_when_that_token_is_com
     longer = create([*first.all_token_ids, 1])
     assert cache.lookup(longer) == [1]
     assert cache.allocate_slots(first, 7, 1) == []
+    cache.register_full_blocks(first, 8)
     assert cache.lookup(longer) == [1, 2]
 
 

@@ -1,7 +1,7 @@
 """The scheduler's rules once more, obvious instead of fast: what the real scheduler is compared with, step by step.
 
 Nothing is kept that can be recomputed: queues, ref counts, placeholders and the prefix index are derived whenever asked
-for. It shares no code with engine_core, and must not. Source: shared/spec/scheduler.md, sections 1.1 to 1.13 and 2.3.
+for. It shares no code with engine_core, and must not. Source: scheduler.md, sections 1.1 to 1.13 and 2.3.
 """
 
 from __future__ import annotations
@@ -43,6 +43,11 @@ class Row:
     drafts: list[int]
     placeholders: int
     entering: bool
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether its last output is all it computes, drafts apart; such rows register when their result is in."""
+        return self.count == len(self.drafts) + 1 and self.placeholders > 0 and self.start >= self.request.n_prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +150,9 @@ class ReferenceScheduler:
     def _ref_counts(self) -> Counter[int]:
         return Counter(block for r in self.requests.values() for block in r.table)
 
-    def _num_sole_blocks(self, owners: Iterable[Request]) -> int:
+    def _num_sole_blocks(self, owners: Iterable[Request], *, but: Sequence[int] = ()) -> int:
         refs = self._ref_counts()
-        return sum(refs[block] == 1 for r in owners for block in r.table)
+        return sum(refs[block] == 1 for r in owners for block in r.table if block not in but)
 
     def _cdiv(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -275,9 +280,9 @@ class ReferenceScheduler:
     def _make_room(self, r: Request, n: int, preempted: list[str]) -> int:
         """Give up r's drafts, then victims from the tail; returns what r may compute, 0 if it waits (L4, V2, V5)."""
         while n > 0 and self._cdiv(r.num_computed + n) - len(r.table) > len(self.free_order):
-            if r.drafts:
-                r.drafts = []
-                n = min(n, self._want(r))
+            n_without_drafts = self._want(r) - len(r.drafts)
+            if n > n_without_drafts:
+                n = n_without_drafts
                 continue
             running = self._running()
             victim = running[-1]
@@ -298,11 +303,13 @@ class ReferenceScheduler:
     def _commit(self, r: Request, n: int, *, entering: bool = False) -> Row:
         start, end, sampled_end = r.num_computed, r.num_computed + n, self._sampled_end(r)
         self._grow(r, end)
-        self._register(r, min(end, len(r.tokens)))
         drafts = r.drafts[: max(0, end - sampled_end)]
-        r.drafts, r.num_computed = [], end
         placeholders = 1 + len(drafts) if end >= sampled_end else 0
-        return Row(r, start, n, drafts, placeholders, entering)
+        row = Row(r, start, n, drafts, placeholders, entering)
+        if not row.is_decode:
+            self._register(r, min(end, len(r.tokens)))
+        r.drafts, r.num_computed = [], end
+        return row
 
     def _is_held(self, r: Request, now: float) -> bool:
         waited_s = now - r.arrival_time
@@ -355,15 +362,21 @@ class ReferenceScheduler:
         if rank >= self._key(tail)[0] or self._is_held(head, now):
             return
         left = self.max_num_batched_tokens - sum(self._share(r) for r in running[:-1])
-        _, n, required = self._admission(head, left)
+        hits, n, required = self._admission(head, left)
         lacks_seat = len(running) >= self.max_num_seqs
         lacks_blocks = required > len(self.free_order)
-        reclaimable = self._num_sole_blocks(r for r in running if self._key(r)[0] > rank)
         if n < 1 or not (lacks_seat or lacks_blocks):
             return
-        if lacks_blocks and required > len(self.free_order) + reclaimable:
+        # As if all of the less urgent were gone, with what they hold and what they were promised.
+        others = [r for r in running if self._key(r)[0] > rank]
+        reclaimable = self._num_sole_blocks(others, but=hits)
+        if len(others) == len(running):
+            required -= self.watermark_blocks
+        if self.full_prompt_gate:
+            required -= sum(r.num_lacking for r in others)
+        if required > len(self.free_order) + reclaimable:
             return
-        if lacks_seat or self._num_sole_blocks([tail]) > 0:
+        if lacks_seat or self._num_sole_blocks([tail], but=hits) > 0:
             self._preempt(tail, preempted)
 
     # ---- its results ----
@@ -372,7 +385,7 @@ class ReferenceScheduler:
         self, order: list[str], sampled: dict[str, list[int]], *, execute_time_s: float = 0.0
     ) -> dict[str, tuple[list[int], str | None]]:
         rows = self.in_flight.pop(0)
-        if any(row.entering or row.start < row.request.n_prompt for row in rows.values()):
+        if not all(row.is_decode for row in rows.values()):
             self.prefill_latency_s = execute_time_s
         news: dict[str, tuple[list[int], str | None]] = {}
         for request_id in order:

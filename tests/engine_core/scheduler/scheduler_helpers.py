@@ -60,7 +60,8 @@ def create_request(
 class Harness:
     """A scheduler, a fake runner, and a record of everything that came out.
 
-    With more than one step in flight, steps execute as late as they may: a step runs when its result is due.
+    With more than one step in flight, steps execute as late as they may: a step runs when its result is due. Before
+    it does, every block that was free and of no known content when it was scheduled is overwritten.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -73,7 +74,7 @@ class Harness:
         )
         self.now = 0.0
         self.output: SchedulerOutput | None = None
-        self.in_flight: deque[SchedulerOutput] = deque()
+        self.in_flight: deque[tuple[SchedulerOutput, list[int]]] = deque()
         self.token_ids: dict[str, list[int]] = {}
         self.last: dict[str, EngineCoreOutput] = {}
         self.reported_finished: list[str] = []
@@ -90,17 +91,23 @@ class Harness:
 
     def schedule(self) -> dict[str, int]:
         """Run the first half of a step; returns what it scheduled."""
+        pool = self.scheduler.kv_cache.pool
+        garbage = [block for block in pool.get_free_order() if pool.digests[block] is None]
         self.output = self.scheduler.schedule(self.now)
         self.scheduler.check_invariants()
         assert self.output.total_num_scheduled_tokens <= self.scheduler.max_num_batched_tokens
         self.reported_finished += self.output.finished_req_ids
-        self.in_flight.append(self.output)
+        if self.output.has_news or not self.in_flight:
+            self.in_flight.append((self.output, garbage))
         return self.output.num_scheduled_tokens
 
     def update(self) -> None:
         """Execute the oldest step in flight and apply its result."""
-        output = self.in_flight.popleft()
-        self._take(self.scheduler.update_from_output(output, self.runner.execute(output)))
+        output, garbage = self.in_flight.popleft()
+        self.runner.spoil(garbage)
+        result = self.runner.execute(output)
+        result.execute_time_s = output.total_num_scheduled_tokens / 10
+        self._take(self.scheduler.update_from_output(output, result))
 
     def step(self) -> dict[str, int]:
         """Schedule a step, and apply the oldest result if no other may run ahead; returns what was scheduled."""
