@@ -77,10 +77,13 @@ class ThreadedExecutor:
         self._steps.put(None)
 
     def _run(self) -> None:
-        self._prepare()
+        is_prepared = False
         while (step := self._steps.get()) is not None:
             output, future = step
             try:
+                if not is_prepared:
+                    self._prepare()
+                    is_prepared = True
                 future.set_result(_execute(self._runner, output))
             except BaseException as error:  # the loop raises it, and the engine is dead; so is this thread
                 future.set_exception(error)

@@ -61,6 +61,10 @@ class DenseLinear(NamedTuple):
     bias: torch.Tensor | None
 
 
+# The fp32 product adds up a row in another order where a thread would have fewer rows than about 6 (measured).
+_MIN_ROWS_PER_THREAD = 8
+
+
 @dataclass(frozen=True, slots=True)
 class TorchPlan:
     """A step, request by request.
@@ -98,8 +102,11 @@ class TorchBackend:
         return DenseLinear(weight, bias)
 
     def linear(self, x: torch.Tensor, packed: DenseLinear) -> torch.Tensor:
-        """Return ``x @ weight.T + bias``: [T, in] -> [T, out]."""
-        return F.linear(x, packed.weight, packed.bias)
+        """Return ``x @ weight.T + bias``: [T, in] -> [T, out]. A row's bits do not depend on the others."""
+        num_rows, num_padded = x.shape[0], _MIN_ROWS_PER_THREAD * torch.get_num_threads()
+        if num_rows < num_padded:
+            x = torch.cat((x, x.new_zeros(num_padded - num_rows, x.shape[1])))
+        return F.linear(x, packed.weight, packed.bias)[:num_rows]
 
     def rmsnorm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Return ``x / rms(x) * weight`` over the last dimension, computed in fp32, x's dtype."""
@@ -139,13 +146,18 @@ class TorchBackend:
     def attention(
         self, plan: TorchPlan, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: KVPool
     ) -> torch.Tensor:
-        """Append k and v, then attend request by request: [T, num_q_heads * head_dim]; see Backend."""
+        """Append k and v, then attend token by token: [T, num_q_heads * head_dim]; see Backend.
+
+        Each token's sums are its own, so that their order, hence its bits, cannot depend on the chunk it came in.
+        """
         assert isinstance(kv, PagedKV)
         kv.append(layer, plan.slots, k, v)
         out = torch.empty_like(q).flatten(1)
         for rows, pages, kv_len in plan.requests:
             keys, values = kv.gather(layer, pages)
-            out[rows] = attend(q[rows], keys[:kv_len], values[:kv_len], kv.layer_specs[layer])
+            for row in range(rows.start, rows.stop):
+                num_seen = kv_len - (rows.stop - 1 - row)
+                out[row] = attend(q[row : row + 1], keys[:num_seen], values[:num_seen], kv.layer_specs[layer])
         return out
 
     def act_mul(self, x: torch.Tensor, kind: Activation) -> torch.Tensor:

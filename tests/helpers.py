@@ -32,7 +32,11 @@ def greedy(max_tokens: int, **overrides: object) -> SamplingParams:
 
 
 class EngineDriver:
-    """A real Engine in its thread; outputs are collected here, one request a prompt."""
+    """A real Engine in its thread; outputs are collected here, one request a prompt.
+
+    Attributes:
+        num_preemptions: Of all requests, as far as their outputs have been waited for.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class EngineDriver:
         config = EngineConfig(ModelConfig(path, dtype), cache, scheduler, DeviceConfig(backend))
         self.engine = Engine(config, open_checkpoint(path), publish=self.outputs.put, on_state=self._note)
         self._num_requests = 0
+        self.num_preemptions = 0
 
     def _note(self, state: EngineState) -> None:
         if state.phase is not EnginePhase.LOADING:
@@ -73,11 +78,17 @@ class EngineDriver:
         """Wait for one step's outputs; lines of the columns come as records."""
         message = self.outputs.get(timeout=_WAIT_S)
         assert message.engine_error is None, message.engine_error
+        if message.stats is not None:
+            self.num_preemptions += message.stats.num_preempted
         return message.as_records()
 
-    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[int]]:
-        """Run all prompts at once and return each one's tokens."""
-        tokens: dict[str, list[int]] = {self.submit(prompt, params): [] for prompt in prompts}
+    def generate(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams]
+    ) -> list[list[int]]:
+        """Run all prompts at once, each with its own parameters or all with the same; return each one's tokens."""
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        asked = zip(prompts, each, strict=True)
+        tokens: dict[str, list[int]] = {self.submit(prompt, params): [] for prompt, params in asked}
         running = set(tokens)
         while running:
             for output in self.next_outputs():

@@ -13,8 +13,8 @@ from engine_core.kv_cache.manager import KVCacheManager
 from engine_core.messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from engine_core.sampling_params import SamplingParams
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
-from engine_core.scheduler.scheduler import Scheduler
-from engine_core.step_executor import DirectExecutor
+from engine_core.scheduler.scheduler import PauseState, Scheduler
+from engine_core.step_executor import DirectExecutor, PendingResult
 
 TOKEN = 5
 
@@ -43,22 +43,55 @@ class FakeRunner:
         return ModelRunnerOutput.of(output, sampled)
 
 
+class LazyExecutor:
+    """Runs a step when its result is asked for; writes down what happens when."""
+
+    def __init__(self, runner: FakeRunner) -> None:
+        self.log: list[tuple[str, int]] = []
+        self._runner = runner
+
+    def submit(self, output: SchedulerOutput) -> PendingResult:
+        self.log.append(("submit", output.step_id))
+
+        def wait() -> ModelRunnerOutput:
+            self.log.append(("result", output.step_id))
+            return self._runner.execute(output)
+
+        return wait
+
+    def close(self) -> None:
+        self.log.append(("close", 0))
+
+
 class CoreFixture:
-    def __init__(self, **config: int) -> None:
+    def __init__(self, *, max_steps_in_flight: int = 1, **config: int) -> None:
         self.runner = FakeRunner()
+        self.executor = LazyExecutor(self.runner)
         self.published: list[EngineCoreOutputs] = []
+        self.num_rests = 0
         self.now = 0.0
-        scheduler = Scheduler(
+        self.scheduler = Scheduler(
             config=SchedulerConfig(**config),
             kv_cache=KVCacheManager(num_blocks=20, block_size=4),
             max_model_len=64,
+            max_steps_in_flight=max_steps_in_flight,
         )
         self.core = EngineCore(
-            scheduler=scheduler,
-            executor=DirectExecutor(self.runner),
+            scheduler=self.scheduler,
+            executor=DirectExecutor(self.runner) if max_steps_in_flight == 1 else self.executor,
             publish=self.published.append,
+            rest=self._rest,
             clock=lambda: self.now,
         )
+
+    def _rest(self) -> None:
+        self.num_rests += 1
+        self.core.stop()
+
+    def tokens(self) -> list[int]:
+        return [
+            token for message in self.published for output in message.as_records() for token in output.new_token_ids
+        ]
 
     def add(self, request_id: str, *, prompt: int = 3, max_tokens: int = 2) -> None:
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
@@ -91,10 +124,7 @@ def test_requests_run_to_their_end_and_their_tokens_are_published() -> None:
     assert done.wait(10), "the step that tells the runner of the finish comes after the last token"
     fixture.core.stop()
     thread.join(10)
-    tokens = [
-        token for message in fixture.published for output in message.as_records() for token in output.new_token_ids
-    ]
-    assert tokens == [TOKEN] * 3
+    assert fixture.tokens() == [TOKEN] * 3
     assert fixture.ends() == [("a", FinishReason.LENGTH)]
     assert fixture.runner.steps[-1].finished_req_ids == ["a"]
     stats = fixture.published[-1].stats
@@ -165,3 +195,65 @@ def test_waking_up_never_shows_the_age_of_the_idle_time(monkeypatch: pytest.Monk
     monkeypatch.setattr(EngineCore, "__setattr__", write_and_look)
     fixture.core._drain_input(block=True)
     assert set(ages) == {0.0}
+
+
+def test_x1_a_step_is_handed_on_before_the_one_before_it_is_waited_for() -> None:
+    fixture = CoreFixture(max_steps_in_flight=2)
+    fixture.add("a", max_tokens=3)
+    fixture.core.run_busy_loop()
+    assert fixture.tokens() == [TOKEN] * 3 and fixture.ends() == [("a", FinishReason.LENGTH)]
+    # The prompt and two decodes; the end by length is foreseen, so that no further step is wasted (X4).
+    assert fixture.executor.log[:5] == [("submit", 1), ("submit", 2), ("result", 1), ("submit", 3), ("result", 2)]
+    assert [step.total_num_scheduled_tokens for step in fixture.runner.steps] == [3, 1, 1, 0]
+    assert fixture.executor.log[-1] == ("close", 0)
+
+
+def test_x4_an_abort_wastes_the_steps_in_flight_and_nothing_else() -> None:
+    fixture = CoreFixture(max_steps_in_flight=2)
+    fixture.add("a", max_tokens=40)
+    fixture.add("b", max_tokens=6)
+    fixture.runner.while_running = lambda: (
+        fixture.core.abort_requests(("a",)) if len(fixture.runner.steps) == 3 else None
+    )
+    fixture.core.run_busy_loop()
+    assert fixture.ends() == [("a", FinishReason.ABORT), ("b", FinishReason.LENGTH)]
+    assert sum("a" in step.req_ids for step in fixture.runner.steps) == 4  # three before the abort was seen, one after
+    assert fixture.scheduler.kv_cache.pool.num_free == 20
+
+
+def test_stats_tell_how_long_each_part_took() -> None:
+    fixture = CoreFixture()
+    fixture.add("a", max_tokens=1)
+    fixture.core._drain_input(block=False)
+    fixture.runner.while_running = lambda: setattr(fixture, "now", fixture.now + 2.0)
+    fixture.core.step()
+    (message,) = fixture.published
+    assert message.stats is not None
+    assert (message.stats.schedule_time_s, message.stats.update_time_s, message.stats.step_time_s) == (0.0, 0.0, 2.0)
+
+
+def test_an_idle_loop_keeps_house_once_and_then_sleeps() -> None:
+    fixture = CoreFixture()
+    fixture.add("a")
+    fixture.core.run_busy_loop()  # resting stops it
+    assert fixture.num_rests == 1 and fixture.ends() == [("a", FinishReason.LENGTH)]
+
+
+def test_g1_requests_that_may_not_run_do_not_make_the_loop_spin() -> None:
+    fixture = CoreFixture()
+    fixture.scheduler.pause_state = PauseState.PAUSED_ALL
+    fixture.add("a")
+    fixture.core._drain_input(block=False)
+    waits: list[float | None] = []
+    drain = fixture.core._drain_input
+
+    def record(*, block: bool, timeout_s: float | None = None) -> None:
+        waits.append(timeout_s)
+        drain(block=block, timeout_s=timeout_s)
+
+    fixture.core._drain_input = record  # type: ignore[method-assign]
+    fixture.core.step()
+    assert waits == [0.001] and fixture.runner.steps == []
+    fixture.scheduler.pause_state = PauseState.UNPAUSED
+    fixture.core.run_busy_loop()
+    assert fixture.ends() == [("a", FinishReason.LENGTH)]

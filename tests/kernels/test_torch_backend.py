@@ -85,6 +85,26 @@ def test_chunks_of_a_prompt_give_the_whole_prompts_rows(backend: TorchBackend, c
         torch.testing.assert_close(out, expected[kv_len - q_len : kv_len], **TIGHT)
 
 
+@pytest.mark.parametrize("window_left", [-1, 40])
+def test_a_tokens_bits_do_not_depend_on_its_chunk(backend: TorchBackend, window_left: int) -> None:
+    whole = create_case(create_spec(window_left=window_left), [(100, 100)])
+    expected = run_paged(backend, whole)
+    for q_len, kv_len in [(1, 1), (1, 100), (7, 50), (63, 100)]:
+        sequences = [[x[0][:kv_len]] for x in (whole.q, whole.k, whole.v)]
+        out = run_paged(backend, AttentionCase(whole.spec, ((q_len, kv_len),), whole.dtype, *sequences))
+        assert torch.equal(out, expected[kv_len - q_len : kv_len])
+
+
+@pytest.mark.parametrize(("num_in", "num_out"), [(576, 960), (1536, 576), (64, 5000)])
+def test_a_rows_bits_do_not_depend_on_the_number_of_rows(backend: TorchBackend, num_in: int, num_out: int) -> None:
+    generator = torch.Generator().manual_seed(num_in)
+    x = torch.randn(200, num_in, generator=generator)
+    packed = backend.pack_linear(torch.randn(num_out, num_in, generator=generator), None)
+    expected = backend.linear(x, packed)
+    for start, num_rows in [(0, 1), (7, 1), (3, 2), (0, 3), (9, 5), (1, 11), (5, 16), (0, 33), (60, 129)]:
+        assert torch.equal(backend.linear(x[start : start + num_rows], packed), expected[start : start + num_rows])
+
+
 def test_visible_draws_the_docstrings_picture() -> None:
     def draw(window_left: int) -> list[str]:
         return ["".join(".x"[int(cell)] for cell in row) for row in visible(3, 5, window_left)]

@@ -193,8 +193,8 @@ def test_bug23_no_row_reaches_past_what_is_known() -> None:
     while h.scheduler.has_unfinished_requests():
         h.schedule()
         assert h.output is not None
-        for request_id, start, count in zip(h.output.req_ids, h.output.starts, h.output.token_counts, strict=True):
-            assert start + count <= h.scheduler.requests[request_id].num_tokens
+        for request_id, start, num_tokens in zip(h.output.req_ids, h.output.starts, h.output.token_counts, strict=True):
+            assert start + num_tokens <= h.scheduler.requests[request_id].num_tokens
         num_hits_of_resumed += sum(new.num_computed_tokens for new in h.output.scheduled_new_reqs if new.resumed)
         h.update()
     assert num_hits_of_resumed > 0

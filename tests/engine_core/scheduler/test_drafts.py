@@ -1,4 +1,4 @@
-"""Speculative tokens as far as the scheduler goes: R2, S3h, U4, K7a, L4, SD8, SD9. Drafts of -1 are the runner's own."""
+"""Drafts as far as the scheduler goes: R2, S3h, U4, K7a, L4, SD8, SD9. A draft of -1 is left to the runner."""
 
 from __future__ import annotations
 
@@ -61,6 +61,15 @@ def test_sd2_proposals_for_those_that_cannot_use_them_are_ignored() -> None:
     h.scheduler.set_draft_token_ids({"B": [1, 2], "C": [1], "nobody": [1]})
     assert [h.scheduler.requests[id_].num_tokens_with_spec for id_ in "BC"] == [9, 9]
     run_to_end(h)
+
+
+def test_sd2_a_waiting_request_takes_no_drafts_however_short_its_prompt() -> None:
+    h = Harness(create_scheduler())
+    h.add("A", 1, 9)
+    h.scheduler.set_draft_token_ids({"A": [1, 2]})
+    h.scheduler.check_invariants()
+    assert h.step() == {"A": 1} and drafts_in(h) == {}
+    abort_all(h)
 
 
 def test_sd2_a_prompt_that_is_not_computed_takes_no_drafts() -> None:
@@ -238,8 +247,10 @@ def test_sd9_a_preemption_forgets_drafts() -> None:
     request = h.scheduler.requests["B"]
     assert h.output is not None and h.output.preempted_req_ids == ["B"]
     assert request.draft_token_ids == [] and request.num_tokens_with_spec == request.num_tokens == 9
-    assert all(not drafts_in(h) for _ in range(20) if h.has_work and h.step() is not None)
-    run_to_end(h)
+    while h.has_work:
+        h.step()
+        assert drafts_in(h) == {}
+    abort_all(h)
 
 
 @pytest.mark.parametrize("is_reset", [True, False])

@@ -195,6 +195,16 @@ def test_q7_only_the_strictly_more_urgent_displace(priority: int, config: dict[s
     assert run_to_end(h) == [{"running": 1}, {"running": 1}, {"head": 5}]
 
 
+def test_q7_the_tie_break_displaces_nobody() -> None:
+    park = Park("older")
+    h = Harness(create_lower_first(max_num_seqs=1, constraints=[park]))
+    h.add("older", 5, 1, priority=5)
+    h.add("running", 5, 3, priority=5)
+    assert h.step() == {"running": 5}
+    park.request_ids.clear()
+    assert run_to_end(h) == [{"running": 1}, {"running": 1}, {"older": 5}]
+
+
 @pytest.mark.parametrize("config", [{"max_num_seqs": 1}, {"num_blocks": 2, "block_size": 4}])
 def test_q7_fcfs_displaces_nobody(config: dict[str, int]) -> None:
     h = Harness(create_scheduler(**config))
