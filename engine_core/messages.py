@@ -28,6 +28,7 @@ class EngineCoreRequest:
         sampling_params: How to pick tokens and when to stop.
         arrival_time: Seconds on the engine's clock (monotonic).
         priority: Read under the priority policy only; which end is urgent is configured. 0 = ordinary.
+        cache_salt: Prefixes are shared only among requests of the same salt.
     """
 
     request_id: str
@@ -35,6 +36,7 @@ class EngineCoreRequest:
     sampling_params: SamplingParams
     arrival_time: float
     priority: int = 0
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

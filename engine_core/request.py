@@ -64,6 +64,7 @@ class Request:
         min_total_tokens: Length below which no end token ends it.
         rank: Order of service.
         arrival_time: Seconds on the engine's clock.
+        cache_salt: Prefixes are shared only among requests of the same salt.
         status: See RequestStatus.
         num_tokens: ``len(all_token_ids)``.
         num_tokens_with_spec: ``num_tokens``, the tokens being sampled and the drafts.
@@ -88,6 +89,7 @@ class Request:
     max_total_tokens: int
     rank: Rank
     arrival_time: float = 0.0
+    cache_salt: str = ""
     status: RequestStatus = RequestStatus.WAITING
     num_prompt_tokens: int = field(init=False)
     min_total_tokens: int = field(init=False)

@@ -92,7 +92,9 @@ class KVCacheManager:
         hits: list[int] = []
         get_block = self.pool.index.get
         num_blocks = (request.num_tokens - 1) // self.block_size
-        for digest in self._hasher.iter_chain(request.block_digests, request.all_token_ids, num_blocks):
+        for digest in self._hasher.iter_chain(
+            request.block_digests, request.all_token_ids, num_blocks, request.cache_salt
+        ):
             block = get_block(digest)
             if block is None:
                 break
@@ -188,7 +190,7 @@ class KVCacheManager:
         first = request.num_registered_blocks
         if num_full <= first or not self.enable_prefix_caching:
             return
-        self._hasher.extend_chain(request.block_digests, request.all_token_ids, num_full)
+        self._hasher.extend_chain(request.block_digests, request.all_token_ids, num_full, request.cache_salt)
         block_ids, digests, register = request.block_ids, request.block_digests, self.pool.register
         for index in range(first, num_full):
             register(block_ids[index], digests[index])

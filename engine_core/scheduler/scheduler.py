@@ -167,6 +167,7 @@ class Scheduler:
             ),
             rank=build_rank(urgency, self._num_added, is_higher_first=self._is_higher_first),
             arrival_time=message.arrival_time,
+            cache_salt=message.cache_salt,
         )
         self._lifecycle.add(request)
 

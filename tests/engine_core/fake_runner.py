@@ -157,7 +157,7 @@ class FakeModelRunner:
             row = self.rows[request_id]
             row.block_ids += block_ids
             # The scheduler had not heard of the rejections of the steps in flight then: one, two, or none.
-            last, one_before = ([0, 0] + row.rejections)[:-3:-1]
+            last, one_before = [0, 0, *row.rejections][:-3:-1]
             known = {row.num_computed, row.num_computed + last, row.num_computed + last + one_before}
             assert start in known, "scheduler and runner disagree on the position"
 

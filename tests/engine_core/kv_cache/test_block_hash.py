@@ -38,3 +38,21 @@ def test_extending_in_pieces_gives_the_same_chain(stops: list[int]) -> None:
     for num_blocks in stops:
         hasher.extend_chain(chain, tokens, num_blocks)
     assert chain == chain_of(tokens) and len(chain) == 3
+
+
+def test_k2_a_salt_changes_every_digest_of_the_chain() -> None:
+    chains: list[list[bytes]] = [[], [], [], []]
+    hasher = BlockHasher(block_size=2, seed=b"s")
+    for chain, salt in zip(chains, ("", "a", "b", "\ud800"), strict=True):
+        hasher.extend_chain(chain, [1, 2, 3, 4], 1, salt)
+        hasher.extend_chain(chain, [1, 2, 3, 4], 2, salt)
+    assert len({digest for chain in chains for digest in chain}) == 8
+
+
+def test_k3_digests_are_computed_when_they_are_reached() -> None:
+    hasher, chain = BlockHasher(block_size=2, seed=b"s"), list[bytes]()
+    digests = hasher.iter_chain(chain, list(range(200)), 100)
+    assert chain == [] and next(digests) == chain[0] and len(chain) == 1
+    assert [next(digests), next(digests)] == chain[1:] and len(chain) == 3
+    again = list(hasher.iter_chain(chain, list(range(200)), 2))
+    assert again == chain[:2] and len(chain) == 3

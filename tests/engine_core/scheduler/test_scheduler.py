@@ -489,3 +489,13 @@ def test_i19_s6_decisions_do_not_depend_on_string_hashes() -> None:
         for seed in ("1", "2")
     ]
     assert traces[0] == traces[1] and "preempted_req_ids=['r" in traces[0]
+
+
+def test_k2_prefixes_are_shared_within_a_salt_only() -> None:
+    h = Harness(create_scheduler())
+    prompt = list(range(33))
+    for request_id, salt in (("plain", ""), ("a", "tenant a"), ("b", "tenant b")):
+        h.add(request_id, prompt, cache_salt=salt)
+        assert h.drain() == [{request_id: 33}]
+    h.add("a again", prompt, cache_salt="tenant a")
+    assert h.drain() == [{"a again": 1}]
