@@ -91,13 +91,10 @@ class EngineCore:
     # ------------------------------------------------------------------ the engine's thread
     def run_busy_loop(self) -> None:
         """Step until stopped. An exception out of here means that the engine is dead."""
-        try:
-            while not self._is_stopping:
-                self._drain_input(block=not self._has_work())
-                if self._has_work() and not self._is_stopping:
-                    self.step()
-        finally:
-            self._executor.close()
+        while not self._is_stopping:
+            self._drain_input(block=not self._has_work())
+            if self._has_work() and not self._is_stopping:
+                self.step()
 
     def step(self) -> None:
         """Schedule a step and hand it on; then, unless another may run ahead, apply the oldest one's result."""

@@ -24,7 +24,7 @@ from engine_core.model.loader import load_decoder
 from engine_core.model.runner import ModelRunner
 from engine_core.scheduler.constraints import build_constraints
 from engine_core.scheduler.scheduler import Scheduler
-from engine_core.step_executor import DirectExecutor, StepExecutor, ThreadedExecutor
+from engine_core.step_executor import DirectExecutor, StepExecutor, StepThread, ThreadedExecutor
 from kernels.backend import Backend, KVPool, StepMeta, create_backend
 
 __all__ = ["Checkpoint", "Engine", "open_checkpoint"]
@@ -105,8 +105,10 @@ class Engine:
 
     # ------------------------------------------------------------------ the engine's thread
     def _run(self) -> None:
+        thread = StepThread() if self._config.scheduler.async_scheduling else None
         try:
-            core = self._load()
+            # The thread that loads the model also runs it: its compute threads are its own.
+            core = thread.submit(lambda: self._load(thread)).result() if thread else self._load(None)
             if not self._stop_asked.is_set():
                 with no_full_collections():
                     core.run_busy_loop()
@@ -116,6 +118,9 @@ class Engine:
         except BaseException as error:  # a panic in a Rust library is no Exception, and nobody above would hear of it
             logger.exception("the engine died")
             self._die(f"{type(error).__name__}: {error}")
+        finally:
+            if thread:
+                thread.close()
 
     def _die(self, reason: str) -> None:
         # State first: whoever comes after this line is refused, whoever came before hears the message.
@@ -129,8 +134,9 @@ class Engine:
     def _report(self, progress: float, detail: str) -> None:
         self._set_state(replace(self._state, progress=progress, detail=detail))
 
-    def _load(self) -> EngineCore:
-        self._use_threads()
+    def _load(self, thread: StepThread | None) -> EngineCore:
+        if self._config.device.num_threads:
+            torch.set_num_threads(self._config.device.num_threads)
         backend = self._backend
         dtype = _DTYPES.get(self._config.model.dtype, backend.default_dtype)
         decoder = load_decoder(self._checkpoint, backend, dtype, self._report)
@@ -141,7 +147,9 @@ class Engine:
         max_model_len = self._effective_model_len(budget)
         self._report(0.98, "warming up")
         warm_up(decoder, kv)
-        self._core = self._build_core(decoder, kv, budget, max_model_len)
+        runner = ModelRunner(decoder=decoder, kv=kv, max_model_len=max_model_len)
+        executor = ThreadedExecutor(runner, thread) if thread else DirectExecutor(runner)
+        self._core = self._build_core(executor, budget, max_model_len)
         self._set_state(
             EngineState(
                 phase=EnginePhase.READY,
@@ -155,11 +163,6 @@ class Engine:
             )
         )
         return self._core
-
-    def _use_threads(self) -> None:
-        """Settle the compute threads of the calling thread: they are its own, not the process's."""
-        if self._config.device.num_threads:
-            torch.set_num_threads(self._config.device.num_threads)
 
     def _size_pool(self, decoder: Decoder, dtype: torch.dtype) -> KVBudget:
         cache = self._config.cache
@@ -188,24 +191,19 @@ class Engine:
         )
         return budget.num_tokens
 
-    def _build_core(self, decoder: Decoder, kv: KVPool, budget: KVBudget, max_model_len: int) -> EngineCore:
+    def _build_core(self, executor: StepExecutor, budget: KVBudget, max_model_len: int) -> EngineCore:
         kv_cache = KVCacheManager(
             num_blocks=budget.num_blocks,
             block_size=budget.block_size,
             enable_prefix_caching=self._config.cache.enable_prefix_caching,
             watermark=self._config.cache.watermark,
         )
-        is_overlapping = self._config.scheduler.async_scheduling
         scheduler = Scheduler(
             config=self._config.scheduler,
             kv_cache=kv_cache,
             max_model_len=max_model_len,
             constraints=build_constraints(self._config.scheduler, block_size=budget.block_size),
-            max_steps_in_flight=2 if is_overlapping else 1,
-        )
-        runner = ModelRunner(decoder=decoder, kv=kv, max_model_len=max_model_len)
-        executor: StepExecutor = (
-            ThreadedExecutor(runner, prepare=self._use_threads) if is_overlapping else DirectExecutor(runner)
+            max_steps_in_flight=2 if self._config.scheduler.async_scheduling else 1,
         )
 
         def rest() -> None:

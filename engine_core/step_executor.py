@@ -7,10 +7,11 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 
+T = TypeVar("T")
 PendingResult = Callable[[], ModelRunnerOutput]
 
 
@@ -31,9 +32,6 @@ class StepExecutor(Protocol):
             Waits for the step's end and returns its result, or raises what the runner raised.
         """
 
-    def close(self) -> None:
-        """No step follows."""
-
 
 class DirectExecutor:
     """Runs each step where it is submitted: the loop and the model take turns."""
@@ -45,49 +43,54 @@ class DirectExecutor:
         result = _execute(self._runner, output)
         return lambda: result
 
+
+class StepThread:
+    """A thread that calls what it is given, in order. Model work stays on one thread: compute threads belong to it."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # A daemon thread: a step that hangs must not keep a stopped process alive.
+        threading.Thread(target=self._run, name="engine-steps", daemon=True).start()
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Queue a call; its result, or what it raised, comes through the future."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(call())
+            except BaseException as error:  # whoever asks for the result raises it
+                future.set_exception(error)
+
+        self._calls.put(run)
+        return future
+
     def close(self) -> None:
-        """Nothing to do."""
+        """Let the thread end after the calls that it has; does not wait for it."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
 
 
 class ThreadedExecutor:
-    """Runs the steps on a thread of its own, one after the other: the loop schedules the next meanwhile.
+    """Runs the steps on a thread beside the loop, which schedules the next one meanwhile.
 
     The runner keeps what it sampled, so a step that was scheduled before the tokens of the one before it were known
     finds them there.
 
     Args:
         runner: Used by that thread only.
-        prepare: Called on the thread before the first step.
+        thread: Where it runs.
     """
 
-    def __init__(self, runner: Runner, *, prepare: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, runner: Runner, thread: StepThread) -> None:
         self._runner = runner
-        self._prepare = prepare
-        self._steps: queue.SimpleQueue[tuple[SchedulerOutput, Future[ModelRunnerOutput]] | None] = queue.SimpleQueue()
-        # A daemon thread: a step that hangs must not keep a stopped process alive.
-        threading.Thread(target=self._run, name="engine-steps", daemon=True).start()
+        self._thread = thread
 
     def submit(self, output: SchedulerOutput) -> PendingResult:
-        future: Future[ModelRunnerOutput] = Future()
-        self._steps.put((output, future))
-        return future.result
-
-    def close(self) -> None:
-        """Let the thread end after the steps that it has; does not wait for it."""
-        self._steps.put(None)
-
-    def _run(self) -> None:
-        is_prepared = False
-        while (step := self._steps.get()) is not None:
-            output, future = step
-            try:
-                if not is_prepared:
-                    self._prepare()
-                    is_prepared = True
-                future.set_result(_execute(self._runner, output))
-            except BaseException as error:  # the loop raises it, and the engine is dead; so is this thread
-                future.set_exception(error)
-                return
+        return self._thread.submit(lambda: _execute(self._runner, output)).result
 
 
 def _execute(runner: Runner, output: SchedulerOutput) -> ModelRunnerOutput:

@@ -59,9 +59,6 @@ class LazyExecutor:
 
         return wait
 
-    def close(self) -> None:
-        self.log.append(("close", 0))
-
 
 class CoreFixture:
     def __init__(self, *, max_steps_in_flight: int = 1, **config: int) -> None:
@@ -205,7 +202,6 @@ def test_x1_a_step_is_handed_on_before_the_one_before_it_is_waited_for() -> None
     # The prompt and two decodes; the end by length is foreseen, so that no further step is wasted (X4).
     assert fixture.executor.log[:5] == [("submit", 1), ("submit", 2), ("result", 1), ("submit", 3), ("result", 2)]
     assert [step.total_num_scheduled_tokens for step in fixture.runner.steps] == [3, 1, 1, 0]
-    assert fixture.executor.log[-1] == ("close", 0)
 
 
 def test_x4_an_abort_wastes_the_steps_in_flight_and_nothing_else() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import pytest
 
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
-from engine_core.step_executor import DirectExecutor, Runner, StepExecutor, ThreadedExecutor
+from engine_core.step_executor import DirectExecutor, StepExecutor, StepThread, ThreadedExecutor
 
 
 class EchoRunner:
@@ -27,52 +27,51 @@ class EchoRunner:
         return ModelRunnerOutput([output.step_id])
 
 
-KINDS = pytest.mark.parametrize("kind", [DirectExecutor, ThreadedExecutor])
+@pytest.fixture
+def thread() -> Iterator[StepThread]:
+    thread = StepThread()
+    yield thread
+    thread.close()
 
 
-@KINDS
-def test_results_come_back_in_order(kind: Callable[[Runner], StepExecutor]) -> None:
-    executor = kind(EchoRunner())
+@pytest.fixture(params=["direct", "threaded"])
+def executor(request: pytest.FixtureRequest, thread: StepThread) -> StepExecutor:
+    return DirectExecutor(EchoRunner()) if request.param == "direct" else ThreadedExecutor(EchoRunner(), thread)
+
+
+def test_results_come_back_in_order(executor: StepExecutor) -> None:
     pending = [executor.submit(SchedulerOutput(step_id)) for step_id in range(5)]
     results = [result() for result in pending]
-    executor.close()
     assert [result.token_ids for result in results] == [[0], [1], [2], [3], [4]]
-    assert all(result.execute_time_s >= 0.0 for result in results)
+    assert all(result.execute_time_s > 0.0 for result in results)
 
 
-@KINDS
-def test_a_failing_step_raises_where_its_result_is_asked_for(kind: Callable[[Runner], StepExecutor]) -> None:
-    executor = kind(EchoRunner())
+def test_a_failing_step_raises_its_error(executor: StepExecutor) -> None:
     with pytest.raises(RuntimeError, match="device lost"):
         executor.submit(SchedulerOutput(-1))()
 
 
-def test_the_thread_takes_steps_while_one_runs_and_prepares_itself_first() -> None:
-    runner, prepared = EchoRunner(), list[str]()
+def test_the_thread_takes_steps_while_one_runs(thread: StepThread) -> None:
+    runner = EchoRunner()
     runner.gate.clear()
-    executor = ThreadedExecutor(runner, prepare=lambda: prepared.append(threading.current_thread().name))
+    executor = ThreadedExecutor(runner, thread)
     pending = [executor.submit(SchedulerOutput(step_id)) for step_id in (1, 2)]  # returns although nothing can run
     runner.gate.set()
     assert [result().token_ids for result in pending] == [[1], [2]]
-    executor.close()
-    assert prepared == ["engine-steps"] and runner.threads == {"engine-steps"}
+    assert runner.threads == {"engine-steps"}
 
 
-def test_closing_ends_the_thread_after_the_steps_that_it_has() -> None:
-    executor = ThreadedExecutor(EchoRunner())
-    result = executor.submit(SchedulerOutput(7))
-    executor.close()
-    assert result().token_ids == [7]
-    for thread in threading.enumerate():
-        if thread.name == "engine-steps":
-            thread.join(10)
-            assert not thread.is_alive()
+def test_closing_ends_the_thread_after_the_calls_that_it_has() -> None:
+    before = set(threading.enumerate())
+    thread = StepThread()
+    (mine,) = set(threading.enumerate()) - before
+    future = thread.submit(lambda: 7)
+    thread.close()
+    mine.join(10)
+    assert future.result(0) == 7 and not mine.is_alive()
 
 
-def test_a_thread_that_cannot_prepare_itself_fails_the_first_step() -> None:
-    def fail() -> None:
-        raise RuntimeError("no threads left")
-
-    executor = ThreadedExecutor(EchoRunner(), prepare=fail)
-    with pytest.raises(RuntimeError, match="no threads left"):
-        executor.submit(SchedulerOutput(1))()
+def test_a_call_that_fails_does_not_end_the_thread(thread: StepThread) -> None:
+    with pytest.raises(ZeroDivisionError):
+        thread.submit(lambda: 1 // 0).result()
+    assert thread.submit(lambda: 7).result() == 7
