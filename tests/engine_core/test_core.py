@@ -145,6 +145,19 @@ def test_an_abort_of_a_waiting_request_is_answered_without_a_step() -> None:
     fixture.run_until_idle()
     assert fixture.ends() == [("a", FinishReason.ABORT)]
     assert fixture.runner.steps == []
+    stats = fixture.published[0].stats
+    assert stats is not None and (stats.num_running, stats.num_waiting) == (0, 0), "T4: nothing else resets the gauges"
+
+
+def test_t4_figures_come_even_while_nobody_may_run() -> None:
+    fixture = CoreFixture()
+    fixture.scheduler.pause_state = PauseState.PAUSED_ALL
+    fixture.add("a")
+    fixture.core._drain_input(block=False)
+    fixture.core.step()
+    (message,) = fixture.published
+    assert fixture.runner.steps == [] and message.as_records() == []
+    assert message.stats is not None and message.stats.num_waiting == 1
 
 
 def test_a_request_that_slipped_past_admission_ends_with_an_error_and_harms_nobody() -> None:

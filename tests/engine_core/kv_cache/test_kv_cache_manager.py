@@ -83,6 +83,24 @@ def test_k3_lookup_is_pure_and_hashes_one_block_more_than_it_finds() -> None:
     assert cache.pool.get_free_order() == order and cache.pool.ref_counts == [0] * 9
 
 
+def test_k3_a_lookup_is_remembered_until_blocks_come_or_go() -> None:
+    cache, first, other = create_cache(), create(12, "first"), create([7] * 4, "other")
+    compute(cache, first)
+    request = create(13)
+    hits = cache.lookup(request)
+    assert cache.lookup(request) is hits
+    compute(cache, other)
+    assert cache.lookup(request) is not hits and cache.lookup(request) == hits
+
+
+def test_k3_a_lookup_is_not_remembered_once_the_request_has_grown() -> None:
+    cache, first, request = create_cache(), create(4, "first"), create(4)
+    compute(cache, first)
+    assert cache.lookup(request) == []
+    request.append_output(7)
+    assert cache.lookup(request) == [1]
+
+
 @pytest.mark.parametrize(("num_tokens", "num_hits"), [(4, 0), (5, 1), (8, 1), (9, 2), (12, 2), (13, 3)])
 def test_k5_the_last_token_is_never_a_hit(num_tokens: int, num_hits: int) -> None:
     cache, first = create_cache(), create(13, "first")

@@ -2,7 +2,7 @@
 
 Not here, for want of the feature: BUG-09, 65 (encoder inputs); BUG-19, 43, 45, 47, 67, 69 (connectors); BUG-33, 35, 71
 (window groups); BUG-55 (grammars); of BUG-07 and 37 the fenced frees, of BUG-11 the deadlines, of
-BUG-61 the bound on overtaking (adapters). BUG-27 is golden trace G2, BUG-53's table is G18.
+BUG-61 the bound on overtaking (adapters). BUG-25 and 27 are golden traces G14 and G2, BUG-53's table is G18.
 """
 
 from __future__ import annotations

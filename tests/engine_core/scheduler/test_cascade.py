@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from engine_core.config import SchedulerConfig
 from engine_core.scheduler.constraints import build_constraints
 from engine_core.scheduler.constraints.cascade import CommonPrefix
@@ -18,7 +20,7 @@ def common_in_step(h: Harness) -> int:
     return h.output.num_common_prefix_blocks
 
 
-def run_two(**overrides: object) -> Harness:
+def run_two(**overrides: Any) -> Harness:
     """Return a harness in which A and B decode after the two blocks of the stem, which they share."""
     h = Harness(create_scheduler(**{"enable_cascade_attn": True, **overrides}))
     h.add("A", [*STEM, 70], 40)

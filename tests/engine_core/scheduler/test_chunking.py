@@ -5,6 +5,7 @@ import pytest
 from engine_core.config import SchedulerConfig
 from engine_core.scheduler.constraints import build_constraints
 from engine_core.scheduler.constraints.chunking import ChunkLimit, WholePrompt
+from tests.engine_core.scheduler.scenario_helpers import foretell, other_than, run_to_end
 from tests.engine_core.scheduler.scheduler_helpers import Harness, create_scheduler
 
 
@@ -52,3 +53,17 @@ def test_max_chunk_size_cuts_a_prompt_that_is_alone() -> None:
     h = Harness(create_scheduler(max_chunk_size=7))
     h.add("A", 16, 2)
     assert h.drain() == [{"A": 7}, {"A": 7}, {"A": 2}, {"A": 1}]
+
+
+def test_b3_k7a_drafts_behind_the_last_chunk_of_a_prompt_are_not_registered() -> None:
+    h = Harness(create_scheduler(block_size=4, max_chunk_size=4))
+    prompt = list(range(5))
+    truth = foretell(prompt, 6)
+    h.add("A", prompt, 6)
+    assert h.step() == {"A": 4}
+    h.scheduler.set_draft_token_ids({"A": [truth[0], truth[1], other_than(truth[2])]})
+    assert h.step() == {"A": 4}, "the prompt's last token and three drafts, up to a block's end"
+    request = h.scheduler.requests["A"]
+    assert (request.num_computed_tokens, request.num_registered_blocks) == (7, 1)
+    run_to_end(h)
+    assert h.token_ids["A"] == truth

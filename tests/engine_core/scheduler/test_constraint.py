@@ -145,6 +145,34 @@ def test_n3_the_last_request_failing_is_still_told() -> None:
     assert h.last["A"].finish_reason is FinishReason.ERROR
 
 
+def test_n3_a_head_is_not_given_up_while_a_step_in_flight_may_change_its_luck() -> None:
+    gate = Gate(B=Verdict.STOP)
+    h = Harness(create_scheduler(constraints=[gate], max_steps_in_flight=2))
+    h.add("A", 10, 4)
+    h.step()
+    h.add("B", 10, 2)
+    h.abort("A")
+    assert h.schedule() == {} and h.scheduler.num_steps_in_flight == 1
+    assert "B" in h.scheduler.requests
+    gate.verdicts.clear()
+    assert h.schedule() == {"B": 10}
+    while h.in_flight:
+        h.update()
+    h.drain()
+    assert h.last["B"].finish_reason is FinishReason.LENGTH
+
+
+def test_n6_one_step_without_work_ends_nobody() -> None:
+    hold = HoldAfter(10)
+    h = Harness(create_scheduler(constraints=[hold]))
+    h.add("A", 10, 3)
+    assert [h.step(), h.step()] == [{"A": 10}, {}]
+    assert h.scheduler.make_stats().num_stalls == 1
+    hold.num_tokens = 100
+    assert h.drain() == [{"A": 1}, {"A": 1}]
+    assert h.last["A"].finish_reason is FinishReason.LENGTH
+
+
 def test_n6_n8_a_running_request_held_back_for_ever_ends_with_an_error() -> None:
     h = Harness(create_scheduler(max_num_batched_tokens=64, constraints=[HoldAfter(64)]))
     h.add("A", 100, 2)

@@ -5,6 +5,8 @@ In the harness a step takes a tenth of a second a token: a prompt of ten tokens 
 
 from __future__ import annotations
 
+from typing import Any
+
 from engine_core.config import SchedulerConfig
 from engine_core.scheduler.constraints import build_constraints
 from engine_core.scheduler.constraints.delay import DelayFactor
@@ -12,7 +14,7 @@ from tests.engine_core.scheduler.scenario_helpers import Park, abort_all, create
 from tests.engine_core.scheduler.scheduler_helpers import Harness, create_scheduler
 
 
-def create_delaying(**overrides: object) -> Harness:
+def create_delaying(**overrides: Any) -> Harness:
     """Return a harness in which a new request waits twice the last prompt step's time."""
     return Harness(create_scheduler(**{"delay_factor": 2.0, **overrides}))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from engine_core.messages import FinishReason
@@ -87,7 +89,7 @@ def test_sd2_a_prompt_that_is_not_computed_takes_no_drafts() -> None:
 @pytest.mark.parametrize(
     ("limit", "num_tokens"), [({"max_chunk_size": 3}, 3), ({"max_num_batched_tokens": 2}, 2), ({}, 4)]
 )
-def test_s3h_b3_limits_cut_drafts(limit: dict[str, int], num_tokens: int) -> None:
+def test_s3h_b3_limits_cut_drafts(limit: dict[str, Any], num_tokens: int) -> None:
     h = Harness(create_scheduler(max_num_seqs=2, **limit))
     h.add("A", 2, 20)
     h.step()

@@ -5,6 +5,8 @@ P1c, P2b, P3 and P9 are among the bug scenarios. P8 counts adapters, which come 
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from engine_core.messages import FinishReason
@@ -251,7 +253,7 @@ def test_g18_u5_what_ends_a_request(
     min_tokens: int, eos: int, sampled: list[int], reason: FinishReason, stop_token_id: int | None
 ) -> None:
     scheduler = create_scheduler()
-    ends = {"eos_token_ids": frozenset({eos}), "stop_token_ids": frozenset({98})}
+    ends: dict[str, Any] = {"eos_token_ids": frozenset({eos}), "stop_token_ids": frozenset({98})}
     scheduler.add_request(create_request("X", 5, 3, min_tokens=min_tokens, **ends))
     records = []
     for token_id in sampled:
@@ -326,8 +328,9 @@ def test_p7_ca1_ca3_the_common_prefix_ends_when_a_stranger_joins() -> None:
         assert h.output is not None
         common.append(h.output.num_common_prefix_blocks)
     h.add("stranger", 40, 9)
-    h.step()
-    assert [*common, h.output.num_common_prefix_blocks] == [2, 2, 2, 0]
-    h.step()
-    assert h.output.num_common_prefix_blocks == 0, "not even when the stranger has computed as much"
+    for _ in range(2):  # at first it has computed nothing, then as much as the others
+        h.step()
+        assert h.output is not None
+        common.append(h.output.num_common_prefix_blocks)
+    assert common == [2, 2, 2, 0, 0]
     abort_all(h)

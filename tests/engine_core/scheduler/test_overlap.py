@@ -6,6 +6,8 @@ comes between schedule() and update_from_output().
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from engine_core.messages import FinishReason
@@ -126,7 +128,7 @@ def test_x4_an_unforeseen_end_wastes_exactly_the_steps_in_flight(depth: int, end
 def test_s3b_x4_a_length_never_overshoots(
     depth: int, max_tokens: int, max_model_len: int, num_blocks: int, num_outputs: int
 ) -> None:
-    config = {"num_blocks": num_blocks, "block_size": 4, "max_model_len": max_model_len}
+    config: dict[str, Any] = {"num_blocks": num_blocks, "block_size": 4, "max_model_len": max_model_len}
     h = Harness(create_scheduler(max_steps_in_flight=depth, **config))
     h.add("X", 6, max_tokens)
     assert run_to_end(h) == [{"X": 6}, *[{"X": 1}] * (num_outputs - 1)]
@@ -279,7 +281,7 @@ def test_v9_q4_a_parked_request_is_not_admitted_and_holds_up_nobody() -> None:
 
 
 def test_v9_a_prompt_chunk_in_flight_drains_without_a_token() -> None:
-    config = {"num_blocks": 5, "block_size": 4, "max_num_batched_tokens": 9, "max_num_seqs": 4}
+    config: dict[str, Any] = {"num_blocks": 5, "block_size": 4, "max_num_batched_tokens": 9, "max_num_seqs": 4}
     h = Harness(create_scheduler(max_steps_in_flight=2, full_prompt_gate=False, **config))
     h.add("A", 7, 9)
     assert h.step() == {"A": 7}
@@ -375,7 +377,7 @@ def test_k12_a_reset_is_refused_while_blocks_are_owned() -> None:
 @all_depths
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
 def test_x10_tokens_are_the_same_at_any_depth(depth: int, enable_prefix_caching: bool) -> None:
-    config = {"num_blocks": 12, "block_size": 4, "max_num_batched_tokens": 10, "max_num_seqs": 5}
+    config: dict[str, Any] = {"num_blocks": 12, "block_size": 4, "max_num_batched_tokens": 10, "max_num_seqs": 5}
     scheduler = create_scheduler(max_steps_in_flight=depth, enable_prefix_caching=enable_prefix_caching, **config)
     h = Harness(scheduler)
     prompts = {str(i): [*range(i + 3), i] for i in range(8)}

@@ -187,7 +187,7 @@ def test_q7_nobody_is_displaced_again_before_the_head_is_in() -> None:
 
 @pytest.mark.parametrize("priority", [5, 6])
 @pytest.mark.parametrize("config", [{"max_num_seqs": 1}, {"num_blocks": 2, "block_size": 4}])
-def test_q7_only_the_strictly_more_urgent_displace(priority: int, config: dict[str, int]) -> None:
+def test_q7_only_the_strictly_more_urgent_displace(priority: int, config: dict[str, Any]) -> None:
     h = Harness(create_lower_first(**config))
     h.add("running", 5, 3, priority=5)
     h.step()
@@ -206,7 +206,7 @@ def test_q7_the_tie_break_displaces_nobody() -> None:
 
 
 @pytest.mark.parametrize("config", [{"max_num_seqs": 1}, {"num_blocks": 2, "block_size": 4}])
-def test_q7_fcfs_displaces_nobody(config: dict[str, int]) -> None:
+def test_q7_fcfs_displaces_nobody(config: dict[str, Any]) -> None:
     h = Harness(create_scheduler(**config))
     h.add("running", 5, 3, priority=-9)
     h.step()
@@ -260,7 +260,7 @@ def test_q7_the_other_checks_come_first(verdict: Verdict) -> None:
 
 
 def test_q7_a_whole_prompt_needs_a_whole_step() -> None:
-    config = {"max_num_batched_tokens": 20, "enable_chunked_prefill": False}
+    config: dict[str, Any] = {"max_num_batched_tokens": 20, "enable_chunked_prefill": False}
     h = Harness(create_lower_first(max_num_seqs=2, **config))
     h.add("urgent", 5, 3, priority=0)
     h.add("L", 5, 9, priority=9)
