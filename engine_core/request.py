@@ -56,6 +56,7 @@ class Request:
 
     Attributes:
         request_id: Unique among live requests.
+        prompt_token_ids: Shared with whoever made them: nobody changes them.
         all_token_ids: Prompt, then outputs. Append only, through ``append_output``.
         num_prompt_tokens: Never changes.
         sampling_params: As the client asked.
@@ -84,13 +85,14 @@ class Request:
     """
 
     request_id: str
-    all_token_ids: list[int]
+    prompt_token_ids: list[int]
     sampling_params: SamplingParams
     max_total_tokens: int
     rank: Rank
     arrival_time: float = 0.0
     cache_salt: str = ""
     status: RequestStatus = RequestStatus.WAITING
+    all_token_ids: list[int] = field(init=False)
     num_prompt_tokens: int = field(init=False)
     min_total_tokens: int = field(init=False)
     num_tokens: int = field(init=False)
@@ -109,6 +111,7 @@ class Request:
     num_reserved_blocks: int = 0
 
     def __post_init__(self) -> None:
+        self.all_token_ids = list(self.prompt_token_ids)
         self.num_prompt_tokens = self.num_tokens = self.num_tokens_with_spec = len(self.all_token_ids)
         params = self.sampling_params
         self.min_total_tokens = self.num_prompt_tokens + params.min_tokens

@@ -18,7 +18,7 @@ class NewRequestData:
 
     Attributes:
         request_id: Whose.
-        token_ids: All known tokens: the prompt, and for a resumed request its outputs too.
+        token_ids: All known tokens: the prompt, and for a resumed request its outputs too. Nobody changes them.
         num_prompt_tokens: How many of them are prompt.
         sampling_params: For the sampler.
         block_ids: Its whole block table; replaces any earlier one.

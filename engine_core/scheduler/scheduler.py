@@ -157,7 +157,7 @@ class Scheduler:
         urgency = message.priority if self._is_priority else 0
         request = Request(
             request_id=message.request_id,
-            all_token_ids=list(message.prompt_token_ids),
+            prompt_token_ids=message.prompt_token_ids,
             sampling_params=message.sampling_params,
             # The last token is sampled but never fed back, so it may be one more than the pool has slots for.
             max_total_tokens=min(

@@ -116,15 +116,16 @@ class StepPlan:
 
     def add_entering(self, request: Request, num_cached_tokens: int) -> None:
         """Record a request that enters, or re-enters, with all its state; its status still tells which."""
+        is_resumed = request.status is RequestStatus.PREEMPTED
         self._new_reqs.append(
             NewRequestData(
                 request_id=request.request_id,
-                token_ids=request.all_token_ids.copy(),
+                token_ids=request.all_token_ids.copy() if is_resumed else request.prompt_token_ids,
                 num_prompt_tokens=request.num_prompt_tokens,
                 sampling_params=request.sampling_params,
                 block_ids=request.block_ids.copy(),
                 num_computed_tokens=num_cached_tokens,
-                resumed=request.status is RequestStatus.PREEMPTED,
+                resumed=is_resumed,
             )
         )
 

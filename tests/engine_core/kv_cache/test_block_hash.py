@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import struct
 
 import pytest
@@ -56,3 +57,28 @@ def test_k3_digests_are_computed_when_they_are_reached() -> None:
     assert [next(digests), next(digests)] == chain[1:] and len(chain) == 3
     again = list(hasher.iter_chain(chain, list(range(200)), 2))
     assert again == chain[:2] and len(chain) == 3
+
+
+@pytest.mark.parametrize("salt", ["", "x"])
+def test_remembered_runs_change_no_digest(salt: str) -> None:
+    """Prefixes of every length, extended in every way, by a hasher that has seen much and by a fresh one each time."""
+    rng = random.Random(1)
+    seasoned = BlockHasher(block_size=2, seed=b"s")
+    for _ in range(300):
+        tokens = [*range(rng.randrange(60)), *(rng.randrange(3) for _ in range(rng.randrange(12)))]
+        chains: list[list[bytes]] = []
+        stops = sorted(rng.randint(0, len(tokens) // 2) for _ in range(3))
+        for hasher in (seasoned, BlockHasher(block_size=2, seed=b"s")):
+            chain: list[bytes] = []
+            seen = [list(hasher.iter_chain(chain, tokens, stop, salt)) for stop in stops]
+            assert [len(digests) for digests in seen] == stops and seen[-1] == chain[: stops[-1]]
+            hasher.extend_chain(chain, tokens, len(tokens) // 2, salt)
+            chains.append(chain)
+        assert chains[0] == chains[1] and len(chains[0]) == len(tokens) // 2
+
+
+def test_the_memory_for_runs_is_bounded() -> None:
+    hasher = BlockHasher(block_size=4096, seed=b"s")
+    for token in range(100):
+        hasher.extend_chain([], [token] * (8 * 4096), 8)
+    assert 0 < len(hasher._runs) <= 32
