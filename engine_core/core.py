@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from engine_core.messages import AbortRequest, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.scheduler import Scheduler
+from engine_core.stats import SchedulerStats
 from engine_core.step_executor import PendingResult, StepExecutor
 
 logger = logging.getLogger(__name__)
@@ -121,14 +122,20 @@ class EngineCore:
         stats = self._scheduler.make_stats(
             schedule_time_s=step.schedule_time_s, update_time_s=now - started, step_time_s=now - step.started
         )
-        self._publish(replace(outputs, stats=stats))
+        self._publish_step(outputs, stats)
 
     def _wait_held_back(self) -> None:
         """Nothing runs and nothing may: deliver what schedule() had to end, or wait a moment rather than spin."""
         outputs = self._scheduler.update_from_output(SchedulerOutput(), ModelRunnerOutput())
-        self._publish(replace(outputs, stats=self._scheduler.make_stats()))
+        self._publish_step(outputs, self._scheduler.make_stats())
         if not outputs.outputs:
             self._drain_input(block=True, timeout_s=_HELD_WAIT_S)
+
+    def _publish_step(self, outputs: EngineCoreOutputs, stats: SchedulerStats) -> None:
+        for output in outputs.outputs:
+            if output.error is not None:  # the client hears it too, but whoever runs the server must not miss it (N3)
+                logger.warning("request %s ended with an error: %s", output.request_id, output.error)
+        self._publish(replace(outputs, stats=stats))
 
     def _has_work(self) -> bool:
         return bool(

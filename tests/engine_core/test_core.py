@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -12,9 +13,11 @@ from engine_core.core import EngineCore
 from engine_core.kv_cache.manager import KVCacheManager
 from engine_core.messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from engine_core.sampling_params import SamplingParams
+from engine_core.scheduler.constraint import Constraint, Verdict
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.scheduler import PauseState, Scheduler
 from engine_core.step_executor import DirectExecutor, PendingResult
+from tests.engine_core.scheduler.scenario_helpers import Park
 
 TOKEN = 5
 
@@ -61,7 +64,7 @@ class LazyExecutor:
 
 
 class CoreFixture:
-    def __init__(self, *, max_steps_in_flight: int = 1, **config: int) -> None:
+    def __init__(self, *, max_steps_in_flight: int = 1, constraints: Sequence[Constraint] = (), **config: int) -> None:
         self.runner = FakeRunner()
         self.executor = LazyExecutor(self.runner)
         self.published: list[EngineCoreOutputs] = []
@@ -71,6 +74,7 @@ class CoreFixture:
             config=SchedulerConfig(**config),
             kv_cache=KVCacheManager(num_blocks=20, block_size=4),
             max_model_len=64,
+            constraints=constraints,
             max_steps_in_flight=max_steps_in_flight,
         )
         self.core = EngineCore(
@@ -167,6 +171,16 @@ def test_a_request_that_slipped_past_admission_ends_with_an_error_and_harms_nobo
     fixture.core._drain_input(block=False)
     fixture.core.step()
     assert fixture.ends() == [("too-long", FinishReason.ERROR), ("a", FinishReason.LENGTH)]
+
+
+def test_n3_a_request_that_the_scheduler_gives_up_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    fixture = CoreFixture(constraints=[Park("a", verdict=Verdict.STOP)])
+    fixture.add("a")
+    with caplog.at_level(logging.WARNING, logger="engine_core.core"):
+        fixture.core.run_busy_loop()  # resting stops it
+    assert fixture.ends() == [("a", FinishReason.ERROR)]
+    (message,) = caplog.messages
+    assert message.startswith("request a ended with an error: the request cannot be scheduled")
 
 
 def test_a_failing_runner_ends_the_loop_with_its_exception() -> None:
