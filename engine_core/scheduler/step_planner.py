@@ -166,7 +166,8 @@ class StepPlanner:
         is_resumed = request.status is RequestStatus.PREEMPTED
         if not is_resumed:
             request.num_cached_tokens = start
-        self._counters.count_lookup(request.num_tokens, start, is_resumed=is_resumed)
+        if self._kv_cache.enable_prefix_caching:
+            self._counters.count_lookup(request.num_tokens, start, is_resumed=is_resumed)
         plan.add_entering(request, start)
         self._lifecycle.start_head(request)
         self._commit(request, start, num_new, plan)
