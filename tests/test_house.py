@@ -35,6 +35,9 @@ TORCH_FREE = (
     "engine_core/core.py",
     "server",
 )
+# A step is a pure function of (state, events, now): time comes in as an argument, chance and the outside not at all.
+PURE = "engine_core/scheduler/"
+IMPURE = {"time", "datetime", "random", "secrets", "uuid", "os", "threading", "queue", "asyncio", "logging"}
 # Two doors: the messages, and (apart, because it needs torch) the engine that answers them.
 DOORS = ("engine_core", "engine_core.engine")
 MAX_LINES = 500
@@ -71,6 +74,8 @@ def test_imports_follow_the_arrows(path: Path) -> None:
             assert name in DOORS, f"{relative} imports {name}: the server enters engine_core by {DOORS} only"
         if any(str(relative).startswith(prefix) for prefix in TORCH_FREE):
             assert top != "torch", f"{relative} imports torch"
+        if str(relative).startswith(PURE):
+            assert top not in IMPURE, f"{relative} imports {name}: the scheduler is a pure function"
         if package == "engine_core" and top == "engine_core" and rest and len(relative.parts) > 1:
             own, other = layer_of(relative.parts[1].removesuffix(".py")), layer_of(rest[0])
             if own is not None:
