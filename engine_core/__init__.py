@@ -3,7 +3,15 @@
 The Engine itself stands in engine_core.engine, apart, so that these cost no import of torch.
 """
 
-from engine_core.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine_core.config import (
+    POLICIES,
+    PRIORITY_ORDERS,
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
 from engine_core.errors import CapacityError, CheckpointError, ConfigError, EngineDeadError, EngineError
 from engine_core.messages import (
     AbortRequest,
@@ -18,6 +26,8 @@ from engine_core.sampling_params import SamplingParams
 from engine_core.stats import SchedulerStats
 
 __all__ = [
+    "POLICIES",
+    "PRIORITY_ORDERS",
     "AbortRequest",
     "CacheConfig",
     "CapacityError",

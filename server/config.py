@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from engine_core import (
+    POLICIES,
+    PRIORITY_ORDERS,
     CacheConfig,
     ConfigError,
     DeviceConfig,
@@ -38,8 +40,6 @@ from server.flag_values import (
 ENV_PREFIX = "POINTSMAN_"
 # kernels.backend.backend_names(), which would cost every --help an import of torch; a test compares the two.
 BACKENDS = ("torch", "cpu")
-POLICIES = ("fcfs", "priority")
-PRIORITY_ORDERS = ("higher-first", "lower-first")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _CACHE, _DEVICE, _SCHEDULER = CacheConfig(), DeviceConfig(), SchedulerConfig()
