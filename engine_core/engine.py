@@ -41,7 +41,7 @@ class Engine:
         config: Checked and resolved here against the checkpoint.
         checkpoint: From ``open_checkpoint``: headers and shapes are known to be right.
         publish: Gets each step's outputs, on the engine's thread; must not block.
-        on_state: Gets each new state, on the engine's thread.
+        on_state: Gets each new state, on one of the engine's threads.
 
     Raises:
         ConfigError: The configuration does not fit the checkpoint.

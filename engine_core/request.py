@@ -57,7 +57,7 @@ class Request:
     Attributes:
         request_id: Unique among live requests.
         prompt_token_ids: Shared with whoever made them: nobody changes them.
-        all_token_ids: Prompt, then outputs. Append only, through ``append_output``.
+        all_token_ids: Prompt, then outputs. Append only; ``num_tokens`` grows with it.
         num_prompt_tokens: Never changes.
         sampling_params: As the client asked.
         max_total_tokens: Length, prompt included, at which the request ends by length whatever it wants. Its last

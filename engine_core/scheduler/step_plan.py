@@ -55,11 +55,11 @@ class ScheduledStep:
         for row in self.rows:
             yield row.request
 
-    def drop(self, requests: Container[str], nobody: Request) -> None:
+    def drop(self, request_ids: Container[str], nobody: Request) -> None:
         """Let what the step brings for the requests with these ids go to ``nobody``."""
-        self.decodes = [nobody if request.request_id in requests else request for request in self.decodes]
+        self.decodes = [nobody if request.request_id in request_ids else request for request in self.decodes]
         for row in self.rows:
-            if row.request.request_id in requests:
+            if row.request.request_id in request_ids:
                 row.request = nobody
 
 
