@@ -41,6 +41,7 @@ class Lifecycle:
         self.waiting = RequestQueue()
         self.parked: dict[str, Request] = {}
         self.running: list[Request] = []
+        self._set_aside: list[Request] = []
         self._kv_cache = kv_cache
         self._constraints = constraints
         self._finished_req_ids: list[str] = []
@@ -58,6 +59,15 @@ class Lifecycle:
         """Let a new request wait."""
         self.requests[request.request_id] = request
         self.waiting.add(request)
+
+    def set_head_aside(self) -> None:
+        """Let the next in the queue be looked at, until ``return_set_aside``."""
+        self._set_aside.append(self.waiting.pop())
+
+    def return_set_aside(self) -> None:
+        """Put back who was set aside; rank alone gives each the place it had."""
+        while self._set_aside:
+            self.waiting.add(self._set_aside.pop())
 
     def start_head(self, request: Request) -> None:
         """Move the head of the queue to its place among the running."""

@@ -133,7 +133,6 @@ class StepPlanner:
         self._commit(request, start, num_new, plan)
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
-        skipped = []
         while plan.token_budget > 0 and len(self._lifecycle.running) < self._max_num_seqs:
             request = self._lifecycle.waiting.peek()
             if request is None or request in plan.preempted:
@@ -145,9 +144,8 @@ class StepPlanner:
                 # Nothing will ever change for it: nobody is left to give anything back.
                 self._lifecycle.fail_later(request, "the request cannot be scheduled although nothing else is running")
             elif verdict is Verdict.SKIP:
-                skipped.append(self._lifecycle.waiting.pop())
-        for request in skipped:
-            self._lifecycle.waiting.add(request)
+                self._lifecycle.set_head_aside()
+        self._lifecycle.return_set_aside()
 
     def _try_admit(self, request: Request, plan: StepPlan) -> Verdict:
         """Move the head of the queue to the running ones, or leave everything exactly as it was."""
