@@ -79,6 +79,12 @@ def propose(h: Harness, num_drafts: int, *request_ids: str) -> None:
     h.scheduler.set_draft_token_ids({id_: [-1] * num_drafts for id_ in request_ids or h.scheduler.requests})
 
 
+def preempted_in(h: Harness) -> list[str]:
+    """Return whom the last step preempted."""
+    assert h.output is not None
+    return h.output.preempted_req_ids
+
+
 def run_to_end(h: Harness, max_steps: int = 1000) -> list[dict[str, int]]:
     """Step until nothing is left, whatever is in flight; returns the steps that scheduled something."""
     steps: list[dict[str, int]] = []

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from tests.engine_core.scheduler.scenario_helpers import Park, create_lower_first, foretell, other_than, run_to_end
+from tests.engine_core.scheduler.scenario_helpers import (
+    Park,
+    create_lower_first,
+    foretell,
+    other_than,
+    preempted_in,
+    run_to_end,
+)
 from tests.engine_core.scheduler.scheduler_helpers import Harness, create_scheduler
-
-
-def preempted_in(h: Harness) -> list[str]:
-    """Return whom the last step preempted."""
-    assert h.output is not None
-    return h.output.preempted_req_ids
 
 
 def test_s1_nobody_is_admitted_in_a_step_that_preempted_even_if_the_victim_is_parked() -> None:

@@ -8,14 +8,15 @@ import pytest
 
 from engine_core.messages import FinishReason
 from engine_core.scheduler.constraint import Verdict
-from tests.engine_core.scheduler.scenario_helpers import Park, abort_all, create_lower_first, foretell, run_to_end
+from tests.engine_core.scheduler.scenario_helpers import (
+    Park,
+    abort_all,
+    create_lower_first,
+    foretell,
+    preempted_in,
+    run_to_end,
+)
 from tests.engine_core.scheduler.scheduler_helpers import Harness, create_scheduler
-
-
-def preempted_in(h: Harness) -> list[str]:
-    """Return whom the last step preempted."""
-    assert h.output is not None
-    return h.output.preempted_req_ids
 
 
 def running_ids(h: Harness) -> list[str]:
