@@ -102,6 +102,7 @@ class EngineConfig:
 
     def check(self) -> None:
         """Raise ConfigError where fields contradict each other (scheduler.md B9)."""
+        self._check_scheduling()
         sched, cache = self.scheduler, self.cache
         if sched.max_num_seqs < 1:
             raise ConfigError(f"max_num_seqs must be at least 1, not {sched.max_num_seqs}")
@@ -117,16 +118,27 @@ class EngineConfig:
             raise ConfigError(f"num_blocks must be at least 1, not {cache.num_blocks}")
         if not 0.0 <= cache.watermark < 1.0:
             raise ConfigError(f"watermark must lie in [0, 1), not {cache.watermark}")
+        if self.model.dtype not in ("auto", "bf16", "fp32"):
+            raise ConfigError(f"dtype must be auto, bf16 or fp32, not {self.model.dtype!r}")
+
+    def _check_scheduling(self) -> None:
+        sched = self.scheduler
         if sched.policy not in POLICIES:
             raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, not {sched.policy!r}")
         if sched.priority_order not in PRIORITY_ORDERS:
             raise ConfigError(
                 f"priority_order must be one of {', '.join(PRIORITY_ORDERS)}, not {sched.priority_order!r}"
             )
+        if sched.policy == "fcfs" and sched.priority_order != PRIORITY_ORDERS[0]:
+            raise ConfigError(f"priority_order {sched.priority_order} has no effect under fcfs: set policy to priority")
+        if not sched.enable_chunked_prefill and (sched.max_chunk_size or sched.long_prefill_token_threshold):
+            raise ConfigError(
+                f"max_chunk_size ({sched.max_chunk_size}) and long_prefill_token_threshold "
+                f"({sched.long_prefill_token_threshold}) limit chunks, but enable_chunked_prefill is off: "
+                "turn it on, or drop them"
+            )
         if not (math.isfinite(sched.delay_factor) and sched.delay_factor >= 0.0):
             raise ConfigError(f"delay_factor must be a number of at least 0, not {sched.delay_factor}")
-        if self.model.dtype not in ("auto", "bf16", "fp32"):
-            raise ConfigError(f"dtype must be auto, bf16 or fp32, not {self.model.dtype!r}")
 
     def resolve(self, *, trained_model_len: int) -> EngineConfig:
         """Return a new config with the context length settled, and check it against the rest.

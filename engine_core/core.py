@@ -71,6 +71,7 @@ class EngineCore:
         self._is_stopping = False
         self._last_progress = clock()
         self._is_busy = False
+        self._is_held_back = False
 
     # ------------------------------------------------------------------ any thread
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -112,6 +113,7 @@ class EngineCore:
             self._wait_held_back()
 
     def _finish_oldest(self) -> None:
+        self._is_held_back = False
         step = self._in_flight.popleft()
         result = step.result()
         # An abort that came while the step ran beats a finish in it (scheduler.md U2).
@@ -127,7 +129,9 @@ class EngineCore:
     def _wait_held_back(self) -> None:
         """Nothing runs and nothing may: deliver what schedule() had to end, or wait a moment rather than spin."""
         outputs = self._scheduler.update_from_output(SchedulerOutput(), ModelRunnerOutput())
-        self._publish_step(outputs, self._scheduler.make_stats())
+        if outputs.outputs or not self._is_held_back:  # the figures once, not a thousand times a second
+            self._publish_step(outputs, self._scheduler.make_stats())
+        self._is_held_back = True
         if not outputs.outputs:
             self._drain_input(block=True, timeout_s=_HELD_WAIT_S)
 
@@ -148,6 +152,7 @@ class EngineCore:
         if block and timeout_s is None:
             self._is_busy = False
         for message in self._take_input(block=block, timeout_s=timeout_s):
+            self._is_held_back = False
             if not self._is_busy:
                 # In this order: another thread may look in between, and must not see the age of an idle engine.
                 self._last_progress = self._clock()

@@ -29,6 +29,7 @@ class EngineCoreRequest:
         arrival_time: Seconds on the engine's clock (monotonic).
         priority: Read under the priority policy only; which end is urgent is configured. 0 = ordinary.
         cache_salt: Prefixes are shared only among requests of the same salt.
+        skip_reading_prefix_cache: Compute the whole prompt (its logits are wanted); others may still find it.
     """
 
     request_id: str
@@ -37,6 +38,7 @@ class EngineCoreRequest:
     arrival_time: float
     priority: int = 0
     cache_salt: str = ""
+    skip_reading_prefix_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ class Request:
         rank: Order of service.
         arrival_time: Seconds on the engine's clock.
         cache_salt: Prefixes are shared only among requests of the same salt.
+        skip_reading_prefix_cache: It finds nothing in the prefix cache; others find what it computes.
         status: See RequestStatus.
         num_tokens: ``len(all_token_ids)``.
         num_tokens_with_spec: ``num_tokens``, the tokens being sampled and the drafts.
@@ -91,6 +92,7 @@ class Request:
     rank: Rank
     arrival_time: float = 0.0
     cache_salt: str = ""
+    skip_reading_prefix_cache: bool = False
     status: RequestStatus = RequestStatus.WAITING
     all_token_ids: list[int] = field(init=False)
     num_prompt_tokens: int = field(init=False)

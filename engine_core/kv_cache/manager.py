@@ -81,7 +81,7 @@ class KVCacheManager:
         gone after the next allocation. Hashes one block more than it finds, no matter how long the prompt is; asked
         again by a request that could not be admitted, it remembers, unless blocks came or went.
         """
-        if not self.enable_prefix_caching:
+        if not self.enable_prefix_caching or request.skip_reading_prefix_cache:
             return ()
         last = self._last_lookup
         if last is None or not last.is_valid_for(request, self.pool.version):

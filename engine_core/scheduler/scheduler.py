@@ -47,7 +47,6 @@ class Scheduler:
 
     Attributes:
         max_steps_in_flight: 1 = each step's result is applied before the next step is scheduled.
-        pause_state: Set by whoever wants the scheduler to hold still.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class Scheduler:
         self.max_num_seqs = config.max_num_seqs
         self.max_model_len = max_model_len
         self.max_steps_in_flight = max_steps_in_flight
-        self.pause_state = PauseState.UNPAUSED
+        self._pause_state = PauseState.UNPAUSED
         self.kv_cache = kv_cache
         self.constraints = tuple(constraints)
         self._is_priority = config.policy == "priority"
@@ -125,6 +124,11 @@ class Scheduler:
         return self._lifecycle.parked
 
     @property
+    def pause_state(self) -> PauseState:
+        """What schedule() leaves alone for now."""
+        return self._pause_state
+
+    @property
     def num_steps_in_flight(self) -> int:
         """Steps scheduled whose results have not been applied."""
         return len(self._in_flight)
@@ -168,6 +172,7 @@ class Scheduler:
             rank=build_rank(urgency, self._num_added, is_higher_first=self._is_higher_first),
             arrival_time=message.arrival_time,
             cache_salt=message.cache_salt,
+            skip_reading_prefix_cache=message.skip_reading_prefix_cache,
         )
         self._lifecycle.add(request)
 
@@ -184,6 +189,10 @@ class Scheduler:
                 outputs.append(self._lifecycle.finish(request, RequestStatus.FINISHED_ABORTED))
         self._lifecycle.sweep_running()
         return outputs
+
+    def pause(self, state: PauseState) -> None:
+        """Leave waiting requests, or all, alone until told otherwise. Results and aborts are applied as ever."""
+        self._pause_state = state
 
     def set_draft_token_ids(self, drafts: Mapping[str, Sequence[int]]) -> None:
         """Guess the next tokens of requests, for the model to check in one step.
@@ -228,11 +237,11 @@ class Scheduler:
         Args:
             now: Seconds on the engine's clock.
         """
-        is_held = len(self._in_flight) >= self.max_steps_in_flight or self.pause_state is PauseState.PAUSED_ALL
+        is_held = len(self._in_flight) >= self.max_steps_in_flight or self._pause_state is PauseState.PAUSED_ALL
         if is_held:
             plan = StepPlan(now, 0, self._in_flight)
         else:
-            plan = self._planner.plan(now, self._in_flight, is_admitting=self.pause_state is PauseState.UNPAUSED)
+            plan = self._planner.plan(now, self._in_flight, is_admitting=self._pause_state is PauseState.UNPAUSED)
         return self._emit(plan)
 
     def _emit(self, plan: StepPlan) -> SchedulerOutput:

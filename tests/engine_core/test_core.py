@@ -155,7 +155,7 @@ def test_an_abort_of_a_waiting_request_is_answered_without_a_step() -> None:
 
 def test_t4_figures_come_even_while_nobody_may_run() -> None:
     fixture = CoreFixture()
-    fixture.scheduler.pause_state = PauseState.PAUSED_ALL
+    fixture.scheduler.pause(PauseState.PAUSED_ALL)
     fixture.add("a")
     fixture.core._drain_input(block=False)
     fixture.core.step()
@@ -264,7 +264,7 @@ def test_an_idle_loop_keeps_house_once_and_then_sleeps() -> None:
 
 def test_g1_requests_that_may_not_run_do_not_make_the_loop_spin() -> None:
     fixture = CoreFixture()
-    fixture.scheduler.pause_state = PauseState.PAUSED_ALL
+    fixture.scheduler.pause(PauseState.PAUSED_ALL)
     fixture.add("a")
     fixture.core._drain_input(block=False)
     waits: list[float | None] = []
@@ -277,6 +277,6 @@ def test_g1_requests_that_may_not_run_do_not_make_the_loop_spin() -> None:
     fixture.core._drain_input = record  # type: ignore[method-assign]
     fixture.core.step()
     assert waits == [0.001] and fixture.runner.steps == []
-    fixture.scheduler.pause_state = PauseState.UNPAUSED
+    fixture.scheduler.pause(PauseState.UNPAUSED)
     fixture.core.run_busy_loop()
     assert fixture.ends() == [("a", FinishReason.LENGTH)]

@@ -31,7 +31,7 @@ def test_every_setting_reaches_the_engine() -> None:
         *("--dtype", "bfloat16", "--max-model-len", "1000", "--block-size", "32", "--num-kv-blocks", "7"),
         *("--kv-cache-bytes", "4G", "--no-enable-prefix-caching", "--watermark", "0.05"),
         *("--max-num-batched-tokens", "2_048", "--max-num-seqs", "8", "--max-chunk-size", "256"),
-        *("--long-prefill-token-threshold", "128", "--no-enable-chunked-prefill"),
+        *("--long-prefill-token-threshold", "128"),
         *("--scheduling-policy", "priority", "--priority-order", "lower-first"),
         *("--delay-factor", "0.5", "--async-scheduling"),
         *("--backend", "torch", "--num-threads", "3"),
@@ -41,7 +41,10 @@ def test_every_setting_reaches_the_engine() -> None:
     for part in (engine.cache, engine.scheduler, engine.device):
         default = type(part)()
         same = {f.name for f in dataclasses.fields(part) if getattr(part, f.name) == getattr(default, f.name)}
-        assert same <= WITHOUT_FLAG, "each flag above differs from its default"
+        assert same <= WITHOUT_FLAG | {"enable_chunked_prefill"}, "each flag above differs from its default"
+    assert (
+        configure("--no-enable-chunked-prefill").to_engine_config(Path("m")).scheduler.enable_chunked_prefill is False
+    )
     assert engine.cache.kv_cache_bytes == 4 * 2**30
     assert engine.scheduler.max_num_batched_tokens == 2048
     assert (engine.scheduler.policy, engine.scheduler.priority_order) == ("priority", "lower-first")

@@ -77,6 +77,19 @@ def test_remembered_runs_change_no_digest(salt: str) -> None:
         assert chains[0] == chains[1] and len(chains[0]) == len(tokens) // 2
 
 
+def test_k1_k2_a_remembered_run_belongs_to_what_stands_before_it() -> None:
+    run = [7] * 16
+    hasher = BlockHasher(block_size=2, seed=b"s")
+    digests = set()
+    for before, salt in (([], ""), ([], "a"), ([1] * 16, ""), ([2] * 16, ""), ([2] * 16, "a")):
+        chain, fresh = list[bytes](), list[bytes]()
+        hasher.extend_chain(chain, before + run, (len(before) + 16) // 2, salt)
+        BlockHasher(block_size=2, seed=b"s").extend_chain(fresh, before + run, (len(before) + 16) // 2, salt)
+        assert chain == fresh
+        digests |= set(chain[-8:])
+    assert len(digests) == 5 * 8
+
+
 def test_the_memory_for_runs_is_bounded() -> None:
     hasher = BlockHasher(block_size=4096, seed=b"s")
     for token in range(100):

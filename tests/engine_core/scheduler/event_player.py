@@ -167,7 +167,7 @@ class Player:
         elif isinstance(event, Reset):
             self._reset(event)
         elif isinstance(event, Pause):
-            self.scheduler.pause_state = event.state
+            self.scheduler.pause(event.state)
         elif isinstance(event, Draft):
             self.draft(event)
         elif self.adds:
@@ -219,7 +219,7 @@ class Player:
 
     def drain(self) -> None:
         """Let everything end; termination is bounded (I12)."""
-        self.scheduler.pause_state = PauseState.UNPAUSED
+        self.scheduler.pause(PauseState.UNPAUSED)
         num_tokens = sum(len(add.prompt) + add.max_tokens for add in self.adds.values())
         bound = (num_tokens + 3) * (self.scheduler.max_steps_in_flight + 1)
         for _ in range(bound):

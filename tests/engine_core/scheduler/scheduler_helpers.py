@@ -49,13 +49,16 @@ def create_request(
     priority: int = 0,
     arrival_time: float = 0.0,
     cache_salt: str = "",
+    skip_reading_prefix_cache: bool = False,
     **params: Any,
 ) -> EngineCoreRequest:
     """Return a request; a prompt given as a length is made of tokens that no other request has."""
     if isinstance(prompt, int):
         prompt = [next(_distinct_token) for _ in range(prompt)]
     sampling_params = SamplingParams(max_tokens=max_tokens, **params)
-    return EngineCoreRequest(request_id, list(prompt), sampling_params, arrival_time, priority, cache_salt)
+    return EngineCoreRequest(
+        request_id, list(prompt), sampling_params, arrival_time, priority, cache_salt, skip_reading_prefix_cache
+    )
 
 
 class Harness:

@@ -499,3 +499,13 @@ def test_k2_prefixes_are_shared_within_a_salt_only() -> None:
         assert h.drain() == [{request_id: 33}]
     h.add("a again", prompt, cache_salt="tenant a")
     assert h.drain() == [{"a again": 1}]
+
+
+def test_k4_a_request_that_wants_its_whole_prompt_computed_finds_nothing_but_is_found() -> None:
+    h = Harness(create_scheduler())
+    prompt = list(range(33))
+    for request_id in ("first", "second"):
+        h.add(request_id, prompt, skip_reading_prefix_cache=True)
+        assert h.drain() == [{request_id: 33}]
+    h.add("third", prompt)
+    assert h.drain() == [{"third": 1}]
