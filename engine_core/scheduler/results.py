@@ -130,7 +130,11 @@ class ResultApplier:
     def _end_failed(self, step: ScheduledStep, errors: dict[str, str], outputs: list[EngineCoreOutput]) -> None:
         for request in step.requests():
             error = errors.get(request.request_id)
-            if error is not None and not request.status.is_finished:
+            if error is None:
+                continue
+            if request.status.is_finished:  # aborted while the step ran: what it left in the cache is as suspect
+                self._kv_cache.free(request, is_suspect=True)
+            else:
                 outputs.append(
                     self._lifecycle.finish(request, RequestStatus.FINISHED_ERROR, error=error, is_suspect=True)
                 )

@@ -262,6 +262,20 @@ def test_u13_kv_of_a_request_that_failed_while_preempted_is_not_reused() -> None
     abort_all(h)
 
 
+def test_u13_kv_of_a_request_that_failed_after_its_abort_is_not_reused() -> None:
+    h = Harness(create_scheduler(block_size=4))
+    prompt = list(range(7))
+    h.add("bad", prompt, 9)
+    assert h.schedule() == {"bad": 7}
+    h.runner.failing_ids.add("bad")
+    h.abort("bad")
+    h.update()
+    assert h.last["bad"].finish_reason is FinishReason.ABORT
+    h.add("again", prompt, 1)
+    assert h.schedule() == {"again": 7}, "no block of the failed step is found"
+    abort_all(h)
+
+
 def test_v9_q4_a_parked_request_is_not_admitted_and_holds_up_nobody() -> None:
     h = Harness(create_scheduler(num_blocks=4, block_size=4, max_steps_in_flight=3))
     h.add("A", 7, 9)
