@@ -112,6 +112,9 @@ class Engine:
             if not self._stop_asked.is_set():
                 with no_full_collections():
                     core.run_busy_loop()
+            if thread:
+                # A step scheduled ahead may still run: whoever hears of the end may take the interpreter away.
+                thread.close()
             self._set_state(replace(self._state, phase=EnginePhase.STOPPED, detail="stopped"))
         except EngineError as error:
             self._die(str(error))

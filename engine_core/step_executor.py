@@ -50,7 +50,8 @@ class StepThread:
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         # A daemon thread: a step that hangs must not keep a stopped process alive.
-        threading.Thread(target=self._run, name="engine-steps", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="engine-steps", daemon=True)
+        self._thread.start()
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Queue a call; its result, or what it raised, comes through the future."""
@@ -66,8 +67,9 @@ class StepThread:
         return future
 
     def close(self) -> None:
-        """Let the thread end after the calls that it has; does not wait for it."""
+        """Let the thread end after the calls that it has, and wait for that."""
         self._calls.put(None)
+        self._thread.join()
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -178,3 +179,19 @@ def test_requests_are_refused_before_ready_and_after_stopping(checkpoint: Path) 
     assert engine.state.phase is EnginePhase.STOPPED
     with pytest.raises(EngineDeadError, match="stopped"):
         engine.add_request(request)
+
+
+def test_stopped_is_not_said_before_the_last_step_has_ended(checkpoint: Path) -> None:
+    threads: list[str] = []
+
+    def note(state: EngineState) -> None:
+        if state.phase is EnginePhase.STOPPED:
+            threads.extend(thread.name for thread in threading.enumerate())
+
+    config = EngineConfig(
+        ModelConfig(checkpoint), CACHE, SchedulerConfig(async_scheduling=True), device=DeviceConfig("torch")
+    )
+    engine = Engine(config, open_checkpoint(checkpoint), publish=lambda outputs: None, on_state=note)
+    engine.start()
+    engine.shutdown(60)
+    assert "engine-core" in threads and "engine-steps" not in threads

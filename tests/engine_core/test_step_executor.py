@@ -61,13 +61,12 @@ def test_the_thread_takes_steps_while_one_runs(thread: StepThread) -> None:
     assert runner.threads == {"engine-steps"}
 
 
-def test_closing_ends_the_thread_after_the_calls_that_it_has() -> None:
+def test_closing_waits_for_the_thread_to_end_after_the_calls_that_it_has() -> None:
     before = set(threading.enumerate())
     thread = StepThread()
     (mine,) = set(threading.enumerate()) - before
     future = thread.submit(lambda: 7)
     thread.close()
-    mine.join(10)
     assert future.result(0) == 7 and not mine.is_alive()
 
 
