@@ -196,20 +196,19 @@ class KVCacheManager:
             register(block_ids[index], digests[index])
         request.num_registered_blocks = num_full
 
-    def free(self, request: Request, *, is_suspect: bool = False) -> None:
-        """Take all blocks from a request. Cached ones stay findable until they are needed.
+    def forget_suspect(self, request: Request) -> None:
+        """Forget what the request's KV holds, as it may be wrong, where nobody else holds it too.
 
-        Args:
-            request: Whose.
-            is_suspect: Its KV may be wrong: what nobody else holds is forgotten, by content, since the request may
-                have lost its blocks while the step ran that went wrong.
+        By content, not by block: the request may have lost its blocks while the step ran that went wrong.
         """
-        if is_suspect:
-            own = set(request.block_ids)
-            for digest in request.block_digests:
-                block = self.pool.index.get(digest)
-                if block is not None and self.pool.ref_counts[block] == (block in own):
-                    self.pool.forget(block)
+        own = set(request.block_ids)
+        for digest in request.block_digests:
+            block = self.pool.index.get(digest)
+            if block is not None and self.pool.ref_counts[block] == (block in own):
+                self.pool.forget(block)
+
+    def free(self, request: Request) -> None:
+        """Take all blocks from a request. Cached ones stay findable until they are needed."""
         self.pool.free(request.block_ids)
         request.block_ids = []
         request.num_slots = request.num_registered_blocks = 0

@@ -137,7 +137,9 @@ class Lifecycle:
             del self.parked[request.request_id]
         elif request.status is not RequestStatus.RUNNING:
             self.waiting.remove(request)
-        self._release(request, is_suspect=is_suspect)
+        if is_suspect:
+            self._kv_cache.forget_suspect(request)
+        self._release(request)
         request.status = status
         del self.requests[request.request_id]
         self._finished_req_ids.append(request.request_id)
@@ -175,8 +177,8 @@ class Lifecycle:
         taken, self._undelivered = self._undelivered, []
         return taken
 
-    def _release(self, request: Request, *, is_suspect: bool = False) -> None:
+    def _release(self, request: Request) -> None:
         """The only place where a request gives back what it holds."""
-        self._kv_cache.free(request, is_suspect=is_suspect)
+        self._kv_cache.free(request)
         for constraint in self._constraints:
             constraint.release(request)

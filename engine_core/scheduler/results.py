@@ -133,7 +133,7 @@ class ResultApplier:
             if error is None:
                 continue
             if request.status.is_finished:  # aborted while the step ran: what it left in the cache is as suspect
-                self._kv_cache.free(request, is_suspect=True)
+                self._kv_cache.forget_suspect(request)
             else:
                 outputs.append(
                     self._lifecycle.finish(request, RequestStatus.FINISHED_ERROR, error=error, is_suspect=True)

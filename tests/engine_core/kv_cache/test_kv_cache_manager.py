@@ -31,7 +31,9 @@ def compute(cache: KVCacheManager, request: Request, num_tokens: int | None = No
 
 
 def release(cache: KVCacheManager, request: Request, *, is_suspect: bool = False) -> None:
-    cache.free(request, is_suspect=is_suspect)
+    if is_suspect:
+        cache.forget_suspect(request)
+    cache.free(request)
     request.num_computed_tokens = 0
 
 
