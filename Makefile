@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: setup serve test check clean
+.PHONY: setup serve test check mutants clean
 
 setup: $(VENV)/.setup
 	@$(BIN)/pointsman fetch
@@ -48,6 +48,9 @@ check: $(VENV)/.setup-dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q tests/test_house.py
+
+mutants: $(VENV)/.setup-dev
+	@$(BIN)/python tests/mutants.py $(ARGS)
 
 clean:
 	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
