@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: setup serve test check mutants clean
+.PHONY: setup serve test check bench mutants clean
 
 setup: $(VENV)/.setup
 	@$(BIN)/pointsman fetch
@@ -48,6 +48,10 @@ check: $(VENV)/.setup-dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q tests/test_house.py
+
+bench: setup
+	@$(BIN)/python tests/bench/scheduler.py
+	@$(BIN)/python tests/bench/chapter.py $(ARGS)
 
 mutants: $(VENV)/.setup-dev
 	@$(BIN)/python tests/mutants.py $(ARGS)

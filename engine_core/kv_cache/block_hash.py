@@ -53,6 +53,7 @@ class BlockHasher:
 
     def _iter_new(self, chain: list[bytes], token_ids: Sequence[int], num_blocks: int, salt: str) -> Iterator[bytes]:
         size, sha256 = self.block_size, hashlib.sha256
+        assert num_blocks * size <= len(token_ids), "only full blocks have digests"
         first = len(chain)
         while first < num_blocks:
             # To the end of an aligned run if the tokens reach so far, even where fewer are asked for.
