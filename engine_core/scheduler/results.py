@@ -103,6 +103,8 @@ class ResultApplier:
 
     def _append(self, request: Request, token_ids: list[int], outputs: EngineCoreOutputs) -> None:
         is_first = request.num_tokens == request.num_prompt_tokens
+        # The step computed every token before the last of these, whether or not they all count.
+        num_computed = request.num_tokens + len(token_ids) - 1
         stop = None
         for count, token_id in enumerate(token_ids, start=1):
             request.append_output(token_id)
@@ -111,8 +113,7 @@ class ResultApplier:
                 token_ids = token_ids[:count]
                 break
         if request.status is RequestStatus.RUNNING:
-            # The step computed every token before the last of these.
-            self._kv_cache.register_full_blocks(request, request.num_tokens - 1)
+            self._kv_cache.register_full_blocks(request, min(num_computed, request.num_tokens))
         if stop is not None:
             outputs.outputs.append(self._stop(request, token_ids, stop))
         elif is_first or len(token_ids) > 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from engine_core.messages import FinishReason
 from engine_core.sampling_params import SamplingParams
@@ -156,10 +157,9 @@ class FakeModelRunner:
         for request_id, block_ids, start in columns:
             row = self.rows[request_id]
             row.block_ids += block_ids
-            # The scheduler had not heard of the rejections of the steps in flight then: one, two, or none.
-            last, one_before = [0, 0, *row.rejections][:-3:-1]
-            known = {row.num_computed, row.num_computed + last, row.num_computed + last + one_before}
-            assert start in known, "scheduler and runner disagree on the position"
+            # The scheduler had not heard of the rejections of the steps in flight then, however many those were.
+            unheard = accumulate(reversed(row.rejections), initial=0)
+            assert start - row.num_computed in set(unheard), "scheduler and runner disagree on the position"
 
     def _enter(self, new: NewRequestData) -> None:
         assert new.request_id not in self.rows
@@ -208,6 +208,7 @@ class FakeModelRunner:
             self.failing_ids.discard(request_id)
             errors[request_id] = "the logits are not finite"
             row.tokens.append(0)  # a step that is scheduled already computes something there
+            row.rejections.append(span.num_drafts)
             return []
         if row.num_computed < len(row.tokens):
             return []

@@ -117,7 +117,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
             "max_model_len": draw(st.sampled_from([96, 40]) | st.integers(8, 96)),
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": draw(st.integers(max_num_seqs, 64)),
-            "max_steps_in_flight": draw(st.sampled_from([1, 1, 2, 2, 3])),
+            "max_steps_in_flight": draw(st.sampled_from([1, 1, 2, 2, 3, 4])),
             "enable_prefix_caching": draw(st.sampled_from([True, True, False])),
             "watermark": draw(st.sampled_from([0.0, 0.01, 0.3])),
             "full_prompt_gate": draw(st.sampled_from([True, True, False])),
@@ -148,6 +148,7 @@ class Player:
         self.adds: dict[str, Add] = {}
         self.seen: Counter[str] = Counter()
         self._pending_aborts: list[str] = []
+        self._is_after_reset = False
 
     @property
     def scheduler(self) -> Scheduler:
@@ -268,6 +269,7 @@ class Player:
         num_running = len(self.scheduler.running)
         is_done = self.scheduler.reset_prefix_cache(reset_running=reset.reset_running)
         assert is_done == (reset.reset_running or num_running == 0), "K12"
+        self._is_after_reset |= reset.reset_running
         assert not (is_done and self.scheduler.kv_cache.pool.index)
         self.scheduler.check_invariants()
         self.seen["dropped"] += num_running * reset.reset_running * bool(self.harness.in_flight)
@@ -296,7 +298,9 @@ class Player:
         if limits and self.config["enable_chunked_prefill"]:
             assert all(count <= min(limits) for count in counts.values())
         if self.config["policy"] == "fcfs":
-            assert not (output.preempted_req_ids and any(not n.resumed for n in output.scheduled_new_reqs)), "V8"
+            is_after_reset, self._is_after_reset = self._is_after_reset, False
+            is_admitting = any(not new.resumed for new in output.scheduled_new_reqs)
+            assert not (output.preempted_req_ids and is_admitting) or is_after_reset, "V8"
         # Q3, I11: whoever was admitted stands before whoever still waits.
         head = self.scheduler.waiting.peek()
         admitted = [self.scheduler.requests[new.request_id].rank for new in output.scheduled_new_reqs]
@@ -348,7 +352,7 @@ def random_load(rng: random.Random) -> tuple[dict[str, Any], list[Event]]:
         "max_model_len": 64,
         "max_num_seqs": rng.randint(2, 8),
         "max_num_batched_tokens": rng.choice([8, 16, 64]),
-        "max_steps_in_flight": rng.choice([1, 2, 2, 3]),
+        "max_steps_in_flight": rng.choice([1, 2, 2, 3, 4]),
         "enable_prefix_caching": rng.random() < 0.8,
         "watermark": rng.choice([0.0, 0.0, 0.1]),
         "full_prompt_gate": rng.random() < 0.7,
@@ -366,7 +370,8 @@ def random_load(rng: random.Random) -> tuple[dict[str, Any], list[Event]]:
         if kind < 0.4:
             rest = tuple(rng.randrange(3) for _ in range(rng.randint(0, 4)))
             stem, max_tokens = rng.choice([0, 6, 12, 18]), rng.randint(1, 24)
-            events.append(Add(stem, rest, max_tokens, {"seed": rng.randrange(2)}, priority=rng.randrange(3)))
+            params = {"seed": rng.randrange(2), "stop_token_ids": rng.choice([frozenset(), frozenset({3, 11})])}
+            events.append(Add(stem, rest, max_tokens, params, priority=rng.randrange(3)))
         elif kind < 0.45:
             events.append(Abort(rng.randrange(30), rng.random() < 0.5))
         elif kind < 0.5:
