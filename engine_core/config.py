@@ -130,13 +130,14 @@ class EngineConfig:
                 f"priority_order must be one of {', '.join(PRIORITY_ORDERS)}, not {sched.priority_order!r}"
             )
         if sched.policy == "fcfs" and sched.priority_order != PRIORITY_ORDERS[0]:
-            raise ConfigError(f"priority_order {sched.priority_order} has no effect under fcfs: set policy to priority")
-        if not sched.enable_chunked_prefill and (sched.max_chunk_size or sched.long_prefill_token_threshold):
             raise ConfigError(
-                f"max_chunk_size ({sched.max_chunk_size}) and long_prefill_token_threshold "
-                f"({sched.long_prefill_token_threshold}) limit chunks, but enable_chunked_prefill is off: "
-                "turn it on, or drop them"
+                f"priority_order {sched.priority_order} has no effect under fcfs: it needs the priority scheduling policy"
             )
+        for name in ("max_chunk_size", "long_prefill_token_threshold"):
+            if getattr(sched, name) and not sched.enable_chunked_prefill:
+                raise ConfigError(
+                    f"{name} ({getattr(sched, name)}) limits chunks, but enable_chunked_prefill is off: drop one of them"
+                )
         if not (math.isfinite(sched.delay_factor) and sched.delay_factor >= 0.0):
             raise ConfigError(f"delay_factor must be a number of at least 0, not {sched.delay_factor}")
 
