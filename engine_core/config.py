@@ -131,12 +131,12 @@ class EngineConfig:
             )
         if sched.policy == "fcfs" and sched.priority_order != PRIORITY_ORDERS[0]:
             raise ConfigError(
-                f"priority_order {sched.priority_order} has no effect under fcfs: it needs the priority scheduling policy"
+                f"priority_order {sched.priority_order} has no effect under fcfs: it needs scheduling policy priority"
             )
         for name in ("max_chunk_size", "long_prefill_token_threshold"):
             if getattr(sched, name) and not sched.enable_chunked_prefill:
                 raise ConfigError(
-                    f"{name} ({getattr(sched, name)}) limits chunks, but enable_chunked_prefill is off: drop one of them"
+                    f"{name} ({getattr(sched, name)}) limits chunks, but enable_chunked_prefill is off: drop either"
                 )
         if not (math.isfinite(sched.delay_factor) and sched.delay_factor >= 0.0):
             raise ConfigError(f"delay_factor must be a number of at least 0, not {sched.delay_factor}")
