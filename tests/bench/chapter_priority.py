@@ -13,7 +13,7 @@ from tests.bench.svg_plot import Panel, Series, plot
 POLICIES = ("fcfs", "priority")
 CLASSES = ("low", "high")
 _MAX_NUM_SEQS = 8
-_REQUESTS_PER_S = 8.0  # about half as many again as two cores can serve
+_REQUESTS_PER_S = 6.0  # somewhat more than two cores can serve
 _HIGH_EVERY, _HIGH_PRIORITY = 10, 1
 _PROMPT_TOKENS, _OUTPUT_TOKENS = 64, 32
 
