@@ -95,13 +95,18 @@ class Engine:
         """Age of the last finished step while there is work in hand, else 0."""
         return self._core.seconds_since_progress() if self._core is not None else 0.0
 
-    def shutdown(self, timeout_s: float) -> None:
-        """Stop after the current step, and wait for the thread at most this long."""
+    def shutdown(self, timeout_s: float) -> bool:
+        """Stop after the current step, and wait for the thread at most this long.
+
+        Returns:
+            Whether no thread of the engine is left. If one is, it is inside native code.
+        """
         self._stop_asked.set()
         if self._core is not None:
             self._core.stop()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     # ------------------------------------------------------------------ the engine's thread
     def _run(self) -> None:

@@ -74,14 +74,16 @@ class Daemon:
         self._linger_s = linger_s
         self._hard_exit = hard_exit
         self._was_ready = False
+        self._is_engine_gone = False
         self._end: asyncio.Future[ExitCode] | None = None
 
     def run(self) -> ExitCode:
         """Serve, on an event loop of its own; return how the process should end."""
         with asyncio.Runner(loop_factory=self._http.config.get_loop_factory()) as runner:
             code = runner.run(self.serve())
-        if self._client.state.phase not in (EnginePhase.STOPPED, EnginePhase.DEAD):
-            # Its thread is inside native code, under which the interpreter must not be taken away.
+        if not self._is_engine_gone:
+            # A thread of it is inside native code, under which the interpreter must not be taken away: loading, or a
+            # step. Even a dead engine may have one: a step scheduled ahead that runs on after the one before it failed.
             self._hard_exit(code)
         return code
 
@@ -115,7 +117,7 @@ class Daemon:
     async def _stop_engine(self) -> None:
         # Loading cannot be interrupted, and nothing is lost when it ends with the process.
         timeout_s = 0.0 if self._client.state.phase is EnginePhase.LOADING else _STOP_ENGINE_S
-        await asyncio.to_thread(self._client.shutdown, timeout_s)
+        self._is_engine_gone = await asyncio.to_thread(self._client.shutdown, timeout_s)
 
     def _take_signal(self) -> None:
         assert self._end is not None

@@ -34,8 +34,12 @@ class EngineHandle(Protocol):
     def seconds_since_progress(self) -> float:
         """Age of the heartbeat while there is work in hand, else 0."""
 
-    def shutdown(self, timeout_s: float) -> None:
-        """Stop after the current step; wait for the thread at most this long."""
+    def shutdown(self, timeout_s: float) -> bool:
+        """Stop after the current step; wait for the thread at most this long.
+
+        Returns:
+            Whether no thread of the engine is left.
+        """
 
 
 # Makes the engine, given where its outputs and its states go. Both are called on the engine's thread.

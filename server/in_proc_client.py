@@ -71,9 +71,13 @@ class InProcEngineClient(EngineClient):
         if request_ids:
             self._engine.abort_requests(request_ids)
 
-    def shutdown(self, timeout_s: float) -> None:
-        """Stop the engine after its current step; wait for it at most this long. Nothing else may be called later."""
-        self._engine.shutdown(timeout_s)
+    def shutdown(self, timeout_s: float) -> bool:
+        """Stop the engine after its current step; wait for it at most this long. Nothing else may be called later.
+
+        Returns:
+            Whether no thread of the engine is left.
+        """
+        return self._engine.shutdown(timeout_s)
 
     # ------------------------------------------------------------------ the engine's thread
     def _publish(self, outputs: EngineCoreOutputs) -> None:

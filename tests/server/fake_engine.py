@@ -64,6 +64,7 @@ class FakeEngine:
         self.got_request = asyncio.Event()
         self.aborts: list[list[str]] = []
         self.shutdown_timeouts: list[float] = []
+        self.ends_in_time = True
 
     def start(self) -> None:
         self.set_state(READY)
@@ -80,9 +81,11 @@ class FakeEngine:
     def seconds_since_progress(self) -> float:
         return 0.25
 
-    def shutdown(self, timeout_s: float) -> None:
+    def shutdown(self, timeout_s: float) -> bool:
         self.shutdown_timeouts.append(timeout_s)
-        self.state = EngineState(EnginePhase.STOPPED, "stopped")
+        if self.state.phase is not EnginePhase.DEAD:
+            self.state = EngineState(EnginePhase.STOPPED, "stopped")
+        return self.ends_in_time
 
     def set_state(self, state: EngineState) -> None:
         self.state = state

@@ -163,3 +163,27 @@ async def test_a_signal_during_loading_does_not_wait_for_it() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         assert await running.task is ExitCode.OK
     assert running.engine.shutdown_timeouts == [0.0]
+
+
+@pytest.mark.parametrize("ends_in_time", [True, False])
+def test_the_process_ends_at_once_where_a_thread_of_the_engine_is_left_even_if_it_is_dead(ends_in_time: bool) -> None:
+    class DyingEngine(FakeEngine):
+        """Dies while it loads; a step of it may still run."""
+
+        def start(self) -> None:
+            self.ends_in_time = ends_in_time
+            self.die("a step failed")
+
+    processor = OutputProcessor(new_decode_stream=CharDecodeStream, metrics=ServerMetrics("m"))
+    client = InProcEngineClient(DyingEngine, processor)
+    hard_exits: list[int] = []
+    daemon = Daemon(
+        client=client,
+        app=create_app(client),
+        sock=bind("127.0.0.1", 0),
+        report=StartupReport(io.StringIO()),
+        on_ready=lambda state: None,
+        hard_exit=hard_exits.append,
+    )
+    assert daemon.run() == ExitCode.ENGINE_DIED
+    assert hard_exits == ([] if ends_in_time else [ExitCode.ENGINE_DIED])
