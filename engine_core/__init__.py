@@ -21,6 +21,7 @@ from engine_core.messages import (
     EnginePhase,
     EngineState,
     FinishReason,
+    TokenLogprobs,
 )
 from engine_core.sampling_params import SamplingParams
 from engine_core.stats import SchedulerStats
@@ -47,4 +48,5 @@ __all__ = [
     "SamplingParams",
     "SchedulerConfig",
     "SchedulerStats",
+    "TokenLogprobs",
 ]

@@ -49,6 +49,25 @@ class AbortRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely the model itself found one token, before anything that a request asks for bends its logits.
+
+    Attributes:
+        token_id: Which.
+        logprob: Natural logarithm of its probability.
+        rank: 1 = no token is likelier.
+        top_token_ids: The likeliest tokens, likeliest first.
+        top_logprobs: Theirs.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_token_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class EngineCoreOutput:
     """What one step brought for one request.
 
@@ -59,6 +78,9 @@ class EngineCoreOutput:
         stop_token_id: The ``stop_token_ids`` entry that ended it, None where an EOS did or nothing stopped it.
         num_cached_tokens: Prompt tokens served from the prefix cache.
         error: A sentence, with ``finish_reason`` ERROR only.
+        first_scheduled_time: Seconds on the engine's clock when it was first admitted; with its first token and its end.
+        logprobs: One per new token, where the request asked for them.
+        prompt_logprobs: Of the prompt from its second token on, with the first token, where the request asked.
     """
 
     request_id: str
@@ -67,6 +89,9 @@ class EngineCoreOutput:
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    first_scheduled_time: float | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True, slots=True)

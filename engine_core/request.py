@@ -76,6 +76,7 @@ class Request:
         draft_token_ids: Guesses at the tokens after those that are known or being sampled.
         num_steps_to_drain: Of a preempted request: steps in flight whose results for it are still to come.
         num_cached_tokens: Prompt tokens found in the prefix cache when first admitted.
+        first_scheduled_time: Seconds on the engine's clock when it was first admitted; None before.
         num_preemptions: Times its blocks were taken away.
         stop_ids: Every token id that ends it.
         block_ids: Block table: position ``p`` lives in block ``block_ids[p // block_size]``.
@@ -104,6 +105,7 @@ class Request:
     draft_token_ids: list[int] = field(default_factory=list)
     num_steps_to_drain: int = 0
     num_cached_tokens: int = 0
+    first_scheduled_time: float | None = None
     num_preemptions: int = 0
     stop_ids: frozenset[int] = field(init=False)
     block_ids: list[int] = field(default_factory=list)

@@ -85,22 +85,53 @@ _TABLE = (
 
 
 @dataclass(slots=True)
+class RequestRecord:
+    """One request's figures, from its registration to its end. Times are seconds on the engine's clock.
+
+    Attributes:
+        request_id: Whose.
+        arrival_time: When it was admitted by the server.
+        num_prompt_tokens: Of its prompt.
+        num_cached_tokens: Of those, found in the prefix cache.
+        num_output_tokens: Sampled so far and counted to the client.
+        max_tokens: Output tokens that it may have at most.
+        n: Choices that its client asked for; each is a request.
+        first_scheduled_time: When the scheduler first admitted it; None before.
+        first_token_time: When its first token was delivered; None before.
+        last_token_time: When its latest token was delivered; None before.
+        end_time: When it ended; None before.
+        finish_reason: Why; None before.
+    """
+
+    request_id: str
+    arrival_time: float
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    max_tokens: int = 0
+    n: int = 1
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    end_time: float | None = None
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(slots=True)
 class StepRecord:
     """What one step meant to its requests, as the output processor saw it.
 
     Attributes:
-        num_prompt_tokens: Prompt tokens of requests whose first token came.
         num_generation_tokens: Tokens that came.
-        first_token_s: Per request whose first token came: seconds since its arrival.
+        started: Requests whose first token came.
         token_gap_s: Per other request with new tokens: seconds since its last ones.
-        ended: Per request that ended: why, and seconds since its arrival.
+        ended: Requests that ended.
     """
 
-    num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
-    first_token_s: list[float] = field(default_factory=list)
+    started: list[RequestRecord] = field(default_factory=list)
     token_gap_s: list[float] = field(default_factory=list)
-    ended: list[tuple[FinishReason, float]] = field(default_factory=list)
+    ended: list[RequestRecord] = field(default_factory=list)
 
 
 def _never_raises(
@@ -149,13 +180,17 @@ class ServerMetrics:
             record: What it meant to its requests.
             stats: The scheduler's figures after it; None where it gave none.
         """
-        self._counters["vllm:prompt_tokens"].inc(record.num_prompt_tokens)
+        self._counters["vllm:prompt_tokens"].inc(sum(request.num_prompt_tokens for request in record.started))
         self._counters["vllm:generation_tokens"].inc(record.num_generation_tokens)
-        self._observe("vllm:time_to_first_token_seconds", record.first_token_s)
+        self._observe(
+            "vllm:time_to_first_token_seconds",
+            [request.first_token_time - request.arrival_time for request in record.started if request.first_token_time],
+        )
         self._observe("vllm:inter_token_latency_seconds", record.token_gap_s)
-        self._observe("vllm:e2e_request_latency_seconds", [seconds for _, seconds in record.ended])
-        for reason, _ in record.ended:
-            self._count_by("vllm:request_success", 1, finished_reason=reason.value)
+        for request in record.ended:
+            assert request.end_time is not None and request.finish_reason is not None
+            self._observe("vllm:e2e_request_latency_seconds", [request.end_time - request.arrival_time])
+            self._count_by("vllm:request_success", 1, finished_reason=request.finish_reason.value)
         if stats is not None:
             self._record_scheduler(stats)
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from engine_core import EngineCoreOutput, EngineCoreOutputs, EngineDeadError, FinishReason, SchedulerStats
 from server.generation import GenerationOutput, GenerationRequest, ServerStoppingError
-from server.metrics import ServerMetrics, StepRecord
+from server.metrics import RequestRecord, ServerMetrics, StepRecord
 
 logger = logging.getLogger(__name__)
 
@@ -84,12 +84,14 @@ class _LiveRequest:
     """One registered request: its decoding state and the figures that its outputs and metrics need."""
 
     def __init__(self, request: GenerationRequest, decoder: DecodeStream) -> None:
+        engine_request = request.engine_request
         self.stream = OutputStream()
-        self.arrival_time = request.engine_request.arrival_time
-        self.num_prompt_tokens = request.num_prompt_tokens
-        self.num_output_tokens = 0
-        self.last_token_time: float | None = None
-        self._num_cached_tokens = 0
+        self.record = RequestRecord(
+            request_id=engine_request.request_id,
+            arrival_time=engine_request.arrival_time,
+            num_prompt_tokens=request.num_prompt_tokens,
+            max_tokens=engine_request.sampling_params.max_tokens,
+        )
         self._decoder = decoder
         self._stops = request.stop_strings.fork()
 
@@ -100,8 +102,11 @@ class _LiveRequest:
             token_ids: The new tokens.
             output: Everything else.
         """
-        self.num_output_tokens += len(token_ids)
-        self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
+        record = self.record
+        record.num_output_tokens += len(token_ids)
+        record.num_cached_tokens = max(record.num_cached_tokens, output.num_cached_tokens)
+        if output.first_scheduled_time is not None:
+            record.first_scheduled_time = output.first_scheduled_time
         text, stop_string = self._read(token_ids, output)
         reason: FinishReason | None = output.finish_reason
         stop_reason: str | int | None = output.stop_token_id
@@ -109,10 +114,10 @@ class _LiveRequest:
             reason, stop_reason = FinishReason.STOP, stop_string
         return GenerationOutput(
             text=text,
-            num_output_tokens=self.num_output_tokens,
+            num_output_tokens=record.num_output_tokens,
             finish_reason=reason,
             stop_reason=stop_reason,
-            num_cached_tokens=self._num_cached_tokens,
+            num_cached_tokens=record.num_cached_tokens,
             error=output.error if reason is FinishReason.ERROR else None,
         )
 
@@ -221,26 +226,26 @@ class OutputProcessor:
             logger.exception("request %s: its tokens could not be turned into text", request_id)
             generated = GenerationOutput(
                 text="",
-                num_output_tokens=live.num_output_tokens,
+                num_output_tokens=live.record.num_output_tokens,
                 finish_reason=FinishReason.ERROR,
                 error="The tokens of this request could not be turned into text.",
             )
         if token_ids:
-            self._count_tokens(live, len(token_ids), now, record)
+            self._count_tokens(live.record, len(token_ids), now, record)
         live.stream.put(generated)
         if generated.finish_reason is None:
             return False
         self._end(request_id, generated.finish_reason, now, record)
         return output.finish_reason is None
 
-    def _count_tokens(self, live: _LiveRequest, num_tokens: int, now: float, record: StepRecord) -> None:
-        record.num_generation_tokens += num_tokens
-        if live.last_token_time is None:
-            record.num_prompt_tokens += live.num_prompt_tokens
-            record.first_token_s.append(now - live.arrival_time)
+    def _count_tokens(self, request: RequestRecord, num_tokens: int, now: float, step: StepRecord) -> None:
+        step.num_generation_tokens += num_tokens
+        if request.last_token_time is None:
+            request.first_token_time = now
+            step.started.append(request)
         else:
-            record.token_gap_s.append(now - live.last_token_time)
-        live.last_token_time = now
+            step.token_gap_s.append(now - request.last_token_time)
+        request.last_token_time = now
 
     def _fail_all(self, kind: type[Exception], message: str, reason: FinishReason, record: StepRecord) -> None:
         now = self._clock()
@@ -249,5 +254,6 @@ class OutputProcessor:
             self._end(request_id, reason, now, record)
 
     def _end(self, request_id: str, reason: FinishReason, now: float, record: StepRecord) -> None:
-        live = self._live.pop(request_id)
-        record.ended.append((reason, now - live.arrival_time))
+        ended = self._live.pop(request_id).record
+        ended.finish_reason, ended.end_time = reason, now
+        record.ended.append(ended)

@@ -69,11 +69,13 @@ class Lifecycle:
         while self._set_aside:
             self.waiting.add(self._set_aside.pop())
 
-    def start_head(self, request: Request) -> None:
+    def start_head(self, request: Request, now: float) -> None:
         """Move the head of the queue to its place among the running."""
         popped = self.waiting.pop()
         assert popped is request, "only the head of the queue is admitted"
         request.status = RequestStatus.RUNNING
+        if request.first_scheduled_time is None:
+            request.first_scheduled_time = now
         insort(self.running, request, key=_get_rank)
 
     def preempt_tail(self, num_steps_in_flight: int) -> Request:
@@ -150,6 +152,7 @@ class Lifecycle:
             stop_token_id=stop_token_id,
             num_cached_tokens=request.num_cached_tokens,
             error=error,
+            first_scheduled_time=request.first_scheduled_time,
         )
 
     def fail_later(self, request: Request, error: str) -> None:

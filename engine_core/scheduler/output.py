@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from engine_core.messages import TokenLogprobs
 from engine_core.sampling_params import SamplingParams
 
 
@@ -121,12 +122,17 @@ class ModelRunnerOutput:
             of a prompt that ends before the last known token) or its computation failed. Empty for an empty step.
         more_token_ids: Tokens after that one, for requests whose drafts were accepted.
         errors: Requests whose own computation failed (non-finite logits), with a sentence each.
+        logprobs: One per sampled token, for requests that asked for them.
+        prompt_logprobs: Of the prompt from its second token on, for requests that asked, in the step that computed
+            the prompt's last token.
         execute_time_s: Seconds that the runner took; 0 where nobody measured.
     """
 
     token_ids: list[int] = field(default_factory=list)
     more_token_ids: dict[str, list[int]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     execute_time_s: float = 0.0
 
     @classmethod

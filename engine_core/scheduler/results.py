@@ -118,7 +118,12 @@ class ResultApplier:
             outputs.outputs.append(self._stop(request, token_ids, stop))
         elif is_first or len(token_ids) > 1:
             outputs.outputs.append(
-                EngineCoreOutput(request.request_id, token_ids, num_cached_tokens=request.num_cached_tokens)
+                EngineCoreOutput(
+                    request.request_id,
+                    token_ids,
+                    num_cached_tokens=request.num_cached_tokens,
+                    first_scheduled_time=request.first_scheduled_time,
+                )
             )
         else:
             outputs.token_req_ids.append(request.request_id)

@@ -167,7 +167,7 @@ class StepPlanner:
         if self._kv_cache.enable_prefix_caching:
             self._counters.count_lookup(request.num_tokens, start, is_resumed=is_resumed)
         plan.add_entering(request, start)
-        self._lifecycle.start_head(request)
+        self._lifecycle.start_head(request, plan.now)
         self._commit(request, start, num_new, plan)
         return Verdict.ADMIT
 
