@@ -78,7 +78,7 @@ class EngineCoreOutput:
         stop_token_id: The ``stop_token_ids`` entry that ended it, None where an EOS did or nothing stopped it.
         num_cached_tokens: Prompt tokens served from the prefix cache.
         error: A sentence, with ``finish_reason`` ERROR only.
-        first_scheduled_time: Seconds on the engine's clock when it was first admitted; with its first token and its end.
+        first_scheduled_time: Seconds on the engine's clock when it was first admitted; with first token and end.
         logprobs: One per new token, where the request asked for them.
         prompt_logprobs: Of the prompt from its second token on, with the first token, where the request asked.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fastapi import FastAPI, Request, Response
@@ -18,11 +19,11 @@ from server.engine_client import EngineClient
 from server.errors import ClientGoneError, ErrorKind, RequestError, as_request_error, build_error_response
 from server.generation import ServerStoppingError
 from server.http_limits import BodyLimitMiddleware, LastCatchMiddleware, RequestLabelMiddleware
-from server.protocol import ChatRequest, CompletionRequest
 from server.request_reader import FieldMetrics, RequestReader
-from server.routes import chat, completions, models, ops
+from server.routes import chat, completions, models, ops, render, tokenize
 from server.routes.generation import GenerationRoute
 from server.streaming import StreamTiming
+from server.wire_types import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 # Nobody reads it: the client has left. The number is what access logs call that.
 _STATUS_CLIENT_GONE = 499
@@ -32,55 +33,73 @@ class Metrics(FieldMetrics, ops.MetricsPage, Protocol):
     """What the app asks of the server's metrics."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppSettings:
+    """What the application says of itself and how strict it is.
+
+    Attributes:
+        served_model_name: The model's name in requests and replies.
+        version: Of this server.
+        system_fingerprint: Names weights, dtype, kernels and version; part of every reply.
+        is_strict: Unknown request fields are refused.
+        has_forced_usage: Every stream tells its usage, whether or not it is asked for.
+        timing: Of streams.
+    """
+
+    served_model_name: str
+    version: str
+    system_fingerprint: str
+    is_strict: bool = False
+    has_forced_usage: bool = False
+    timing: StreamTiming = field(default_factory=StreamTiming)
+
+
 def create_app(
-    *,
-    engine_client: EngineClient,
-    admission: Admission,
-    metrics: Metrics,
-    served_model_name: str,
-    version: str,
-    system_fingerprint: str,
-    is_strict: bool = False,
-    timing: StreamTiming | None = None,
+    *, engine_client: EngineClient, admission: Admission, metrics: Metrics, settings: AppSettings
 ) -> FastAPI:
     """Return the ASGI application.
 
     Args:
         engine_client: The engine; its owner starts and stops it.
-        admission: Closed when the app shuts down.
+        admission: Turns wire requests into engine requests; its threads are closed when the app shuts down.
         metrics: Shown at /metrics, told of unknown fields.
-        served_model_name: The model's name in requests and replies.
-        version: Of this server.
-        system_fingerprint: Names weights, dtype, kernels and version; part of every reply.
-        is_strict: Unknown request fields are refused.
-        timing: Of streams; None = the usual.
+        settings: What it says of itself and how strict it is.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        admission.close()
+        admission.threads.close()
 
-    app = FastAPI(title="Pointsman", version=version, redoc_url=None, redirect_slashes=False, lifespan=lifespan)
+    name = settings.served_model_name
+    app = FastAPI(
+        title="Pointsman", version=settings.version, redoc_url=None, redirect_slashes=False, lifespan=lifespan
+    )
+    reader = RequestReader(metrics=metrics, is_strict=settings.is_strict)
     route = GenerationRoute(
-        reader=RequestReader(metrics=metrics, is_strict=is_strict),
+        reader=reader,
         admission=admission,
         engine_client=engine_client,
-        served_model_name=served_model_name,
-        system_fingerprint=system_fingerprint,
-        timing=timing or StreamTiming(),
+        served_model_name=name,
+        system_fingerprint=settings.system_fingerprint,
+        timing=settings.timing,
         unix_time=time.time,
+        has_forced_usage=settings.has_forced_usage,
     )
-    app.include_router(completions.build_router(route))
-    app.include_router(chat.build_router(route))
-    app.include_router(
-        models.build_router(engine_client=engine_client, served_model_name=served_model_name, created=int(time.time()))
-    )
-    app.include_router(
+    for router in (
+        completions.build_router(route),
+        chat.build_router(route),
+        render.build_router(route, served_model_name=name),
+        tokenize.build_router(reader=reader, admission=admission, engine_client=engine_client),
+        models.build_router(engine_client=engine_client, served_model_name=name, created=int(time.time())),
         ops.build_router(
-            engine_client=engine_client, metrics=metrics, version=version, system_fingerprint=system_fingerprint
-        )
-    )
+            engine_client=engine_client,
+            metrics=metrics,
+            version=settings.version,
+            system_fingerprint=settings.system_fingerprint,
+        ),
+    ):
+        app.include_router(router)
     _add_error_handlers(app)
     # The last one added is the outermost.
     app.add_middleware(LastCatchMiddleware)
@@ -114,7 +133,7 @@ def _create_openapi(app: FastAPI) -> Callable[[], dict[str, Any]]:
             return app.openapi_schema
         schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
         schemas = schema.setdefault("components", {}).setdefault("schemas", {})
-        for wire_type in (CompletionRequest, ChatRequest):
+        for wire_type in (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest):
             own = wire_type.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas.update(own.pop("$defs", {}))
             schemas[wire_type.__name__] = own

@@ -186,6 +186,9 @@ class ServerConfig:
     )
     num_threads: int = _flag(_DEVICE.num_threads, parse_int(0, 1024), "Compute threads; 0 = one a core.")
     strict_fields: bool = _flag(False, parse_bool, "Refuse request fields that this server does not know.")
+    enable_force_include_usage: bool = _flag(
+        False, parse_bool, "Every stream ends with its usage, also where the request does not ask for it."
+    )
     log_level: str = _flag(
         "info",
         parse_text,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine_core import EngineCoreRequest, FinishReason
@@ -13,20 +14,81 @@ class ServerStoppingError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as the engine gets it and as a client may want it back.
+
+    Attributes:
+        token_ids: At least one.
+        text: What was sent, or what the ids say; None where nobody needs it.
+        offsets: Per token: characters of ``text`` before it; empty where nobody needs them.
+    """
+
+    token_ids: list[int]
+    text: str | None = None
+    offsets: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt to be continued once.
 
     Attributes:
         engine_request: What the engine gets.
-        stop_strings: What ends the text and is never shown. Shared by the prompts of one wire request: fork it.
+        prompt: Its prompt.
+        stop_strings: What ends the text. Shared by the choices of one wire request: fork it.
+        shows_stop: What ended the text is part of it.
+        is_prompt_only: Nothing is generated for the client (max_tokens 0); the engine cannot but sample one token.
+        n: How many choices its prompt has; each is a request.
+        choice: Which of them it is, from 0.
     """
 
     engine_request: EngineCoreRequest
+    prompt: Prompt
     stop_strings: StopStrings = field(default_factory=lambda: StopStrings(()))
+    shows_stop: bool = False
+    is_prompt_only: bool = False
+    n: int = 1
+    choice: int = 0
 
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.engine_request.prompt_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class LikelyToken:
+    """One of the likeliest tokens at some place.
+
+    Attributes:
+        token_id: Which.
+        data: The bytes that it stands for; they may be a part of a character.
+        logprob: Natural logarithm of its probability.
+    """
+
+    token_id: int
+    data: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """One token of the prompt or of the output, with its logprobs.
+
+    Attributes:
+        token_id: Which.
+        data: The bytes that it stands for.
+        offset: Complete characters of its text (the prompt's, or the output's) before it.
+        logprob: None for the first token of a prompt, which nothing predicts.
+        rank: 1 = no token is likelier there; None likewise.
+        top: The likeliest tokens there, likeliest first.
+    """
+
+    token_id: int
+    data: bytes
+    offset: int
+    logprob: float | None = None
+    rank: int | None = None
+    top: tuple[LikelyToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +102,8 @@ class GenerationOutput:
         stop_reason: The stop string or stop token id that ended it, else None.
         num_cached_tokens: Prompt tokens served from the prefix cache.
         error: A sentence where ``finish_reason`` is ERROR.
+        tokens: The tokens of the text shown so far that no earlier output brought; only where logprobs were asked for.
+        prompt_tokens: The prompt's tokens, in one output; only where their logprobs were asked for.
     """
 
     text: str
@@ -48,3 +112,5 @@ class GenerationOutput:
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    tokens: tuple[TokenText, ...] = ()
+    prompt_tokens: tuple[TokenText, ...] = ()

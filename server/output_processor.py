@@ -6,16 +6,15 @@ death. Knows no HTTP and no engine; whoever calls ``process`` carries its aborts
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Protocol
 
 from engine_core import EngineCoreOutput, EngineCoreOutputs, EngineDeadError, FinishReason, SchedulerStats
-from server.generation import GenerationOutput, GenerationRequest, ServerStoppingError
+from server.generation import GenerationOutput, GenerationRequest, ServerStoppingError, TokenText
 from server.metrics import RequestRecord, ServerMetrics, StepRecord
+from server.output_stream import OutputStream
+from server.output_text import DecodeStream, OutputText, Piece, TokenBytes, build_prompt_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -24,76 +23,28 @@ logger = logging.getLogger(__name__)
 _GOES_ON = EngineCoreOutput("", [])
 
 
-class DecodeStream(Protocol):
-    """Token ids in, text out, for one request."""
-
-    def feed(self, token_ids: Sequence[int]) -> str:
-        """Take more tokens; return the text that is complete."""
-
-    def flush(self) -> str:
-        """Return what is left when no more tokens come."""
-
-
-class OutputStream:
-    """What one consumer still has to take: at most one output, however slow it is.
-
-    Outputs that are not taken in time are merged: their texts joined, everything else from the latest. So memory per
-    request is bounded by its text, and a consumer that fell behind catches up in one step.
-    """
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._latest: GenerationOutput | None = None
-        self._error: Exception | None = None
-        self._is_ended = False
-        self._has_news = asyncio.Event()
-
-    def put(self, output: GenerationOutput) -> None:
-        """Add an output; after one with a finish_reason nothing may follow."""
-        assert not self._is_ended, "a request ends once"
-        self._texts.append(output.text)
-        self._latest = output
-        self._is_ended = output.finish_reason is not None
-        self._has_news.set()
-
-    def fail(self, error: Exception) -> None:
-        """End with an exception, raised once all that came before it has been taken."""
-        assert not self._is_ended, "a request ends once"
-        self._error = error
-        self._is_ended = True
-        self._has_news.set()
-
-    def __aiter__(self) -> OutputStream:
-        return self
-
-    async def __anext__(self) -> GenerationOutput:
-        while self._latest is None:
-            if self._error is not None:
-                raise self._error
-            if self._is_ended:
-                raise StopAsyncIteration
-            self._has_news.clear()
-            await self._has_news.wait()
-        merged = replace(self._latest, text="".join(self._texts))
-        self._latest = None
-        self._texts.clear()
-        return merged
-
-
 class _LiveRequest:
-    """One registered request: its decoding state and the figures that its outputs and metrics need."""
+    """One registered request: its text so far, and the figures that its outputs and metrics need."""
 
-    def __init__(self, request: GenerationRequest, decoder: DecodeStream) -> None:
-        engine_request = request.engine_request
+    def __init__(self, request: GenerationRequest, decoder: DecodeStream, token_bytes: TokenBytes) -> None:
+        engine_request, params = request.engine_request, request.engine_request.sampling_params
         self.stream = OutputStream()
         self.record = RequestRecord(
             request_id=engine_request.request_id,
             arrival_time=engine_request.arrival_time,
             num_prompt_tokens=request.num_prompt_tokens,
-            max_tokens=engine_request.sampling_params.max_tokens,
+            max_tokens=0 if request.is_prompt_only else params.max_tokens,
+            n=request.n,
         )
-        self._decoder = decoder
-        self._stops = request.stop_strings.fork()
+        self._request = request
+        self._token_bytes = token_bytes
+        self._text = OutputText(
+            decoder,
+            request.stop_strings.fork(),
+            token_bytes=token_bytes,
+            min_tokens=params.min_tokens,
+            shows_stop=request.shows_stop,
+        )
 
     def advance(self, token_ids: list[int], output: EngineCoreOutput) -> GenerationOutput:
         """Turn what the engine said into what the client gets; it may end earlier than the engine's does.
@@ -102,35 +53,41 @@ class _LiveRequest:
             token_ids: The new tokens.
             output: Everything else.
         """
-        record = self.record
-        record.num_output_tokens += len(token_ids)
+        record, reason = self.record, output.finish_reason
+        record.num_output_tokens += 0 if self._request.is_prompt_only else len(token_ids)
         record.num_cached_tokens = max(record.num_cached_tokens, output.num_cached_tokens)
         if output.first_scheduled_time is not None:
             record.first_scheduled_time = output.first_scheduled_time
-        text, stop_string = self._read(token_ids, output)
-        reason: FinishReason | None = output.finish_reason
-        stop_reason: str | int | None = output.stop_token_id
-        if stop_string is not None:
-            reason, stop_reason = FinishReason.STOP, stop_string
+        if self._request.is_prompt_only and reason in (FinishReason.STOP, FinishReason.LENGTH):
+            return self._build(Piece(""), FinishReason.LENGTH, None, output)
+        piece = self._text.read(self._shown(token_ids, output), output.logprobs, is_last=reason is not None)
+        if piece.stop_string is not None:
+            return self._build(piece, FinishReason.STOP, piece.stop_string, output)
+        return self._build(piece, reason, output.stop_token_id, output)
+
+    def _shown(self, token_ids: list[int], output: EngineCoreOutput) -> list[int]:
+        if output.finish_reason is not FinishReason.STOP:
+            return token_ids
+        # The stopping token is counted but not shown (scheduler.md U6), unless the client named it and wants to see it.
+        is_wanted = self._request.shows_stop and output.stop_token_id is not None
+        return token_ids if is_wanted else token_ids[:-1]
+
+    def _build(
+        self, piece: Piece, reason: FinishReason | None, stop_reason: str | int | None, output: EngineCoreOutput
+    ) -> GenerationOutput:
+        prompt_tokens: tuple[TokenText, ...] = ()
+        if output.prompt_logprobs is not None:
+            prompt_tokens = build_prompt_tokens(self._request.prompt, output.prompt_logprobs, self._token_bytes)
         return GenerationOutput(
-            text=text,
-            num_output_tokens=record.num_output_tokens,
+            text=piece.text,
+            num_output_tokens=self.record.num_output_tokens,
             finish_reason=reason,
             stop_reason=stop_reason,
-            num_cached_tokens=record.num_cached_tokens,
+            num_cached_tokens=self.record.num_cached_tokens,
             error=output.error if reason is FinishReason.ERROR else None,
+            tokens=piece.tokens,
+            prompt_tokens=prompt_tokens,
         )
-
-    def _read(self, token_ids: list[int], output: EngineCoreOutput) -> tuple[str, str | None]:
-        if output.finish_reason is FinishReason.STOP:
-            token_ids = token_ids[:-1]  # the stopping token is counted but not shown (scheduler.md U6)
-        text = self._decoder.feed(token_ids) if token_ids else ""
-        if output.finish_reason is not None:
-            text += self._decoder.flush()
-        shown, stop_string = self._stops.feed(text)
-        if output.finish_reason is not None and stop_string is None:
-            shown += self._stops.flush()
-        return shown, stop_string
 
 
 class OutputProcessor:
@@ -138,6 +95,7 @@ class OutputProcessor:
 
     Args:
         new_decode_stream: Makes a request's decoder, given its prompt's token ids.
+        token_bytes: What a token stands for, for those who ask for logprobs.
         metrics: Gets one record a step.
         clock: Seconds, the one that ``arrival_time`` is on.
     """
@@ -146,10 +104,12 @@ class OutputProcessor:
         self,
         *,
         new_decode_stream: Callable[[Sequence[int]], DecodeStream],
+        token_bytes: TokenBytes,
         metrics: ServerMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._new_decode_stream = new_decode_stream
+        self._token_bytes = token_bytes
         self._metrics = metrics
         self._clock = clock
         self._live: dict[str, _LiveRequest] = {}
@@ -172,7 +132,8 @@ class OutputProcessor:
         request_id = request.engine_request.request_id
         if request_id in self._live:
             raise ValueError(f"request id {request_id!r} is in use")
-        live = _LiveRequest(request, self._new_decode_stream(request.engine_request.prompt_token_ids))
+        decoder = self._new_decode_stream(request.engine_request.prompt_token_ids)
+        live = _LiveRequest(request, decoder, self._token_bytes)
         self._live[request_id] = live
         return live.stream
 
@@ -220,6 +181,7 @@ class OutputProcessor:
         live = self._live.get(request_id)
         if live is None:
             return False
+        num_before = live.record.num_output_tokens
         try:
             generated = live.advance(token_ids, output)
         except BaseException:  # a panic in the tokenizer's Rust is no Exception, and may cost nobody else their step
@@ -231,7 +193,7 @@ class OutputProcessor:
                 error="The tokens of this request could not be turned into text.",
             )
         if token_ids:
-            self._count_tokens(live.record, len(token_ids), now, record)
+            self._count_tokens(live.record, live.record.num_output_tokens - num_before, now, record)
         live.stream.put(generated)
         if generated.finish_reason is None:
             return False

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from server.generation import GenerationOutput
+from server.generation import GenerationOutput, GenerationRequest, TokenText
+from server.logprob_replies import (
+    build_chat_logprobs,
+    build_completion_logprobs,
+    build_prompt_logprobs,
+    join_completion_logprobs,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +32,44 @@ class ReplyHead:
     system_fingerprint: str
 
 
-@dataclass(slots=True)
-class Choice:
-    """One prompt's answer, summed up from its outputs.
+@dataclass(frozen=True, slots=True)
+class ReplyOptions:
+    """What the client wants to see.
 
     Attributes:
-        num_prompt_tokens: Of its prompt.
+        echo: The prompt before its continuation.
+        has_logprobs: The output's logprobs, and the prompt's where it is echoed.
+        has_prompt_logprobs: The prompt's in a field of their own.
+        has_usage: The stream ends with a usage chunk, so the others say ``usage: null``.
+        has_continuous_usage: They say their choice's usage instead.
+    """
+
+    echo: bool = False
+    has_logprobs: bool = False
+    has_prompt_logprobs: bool = False
+    has_usage: bool = False
+    has_continuous_usage: bool = False
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer to one prompt, summed up from its outputs.
+
+    Attributes:
+        request: What it answers.
         text: All text so far.
+        tokens: All tokens so far, where logprobs were asked for.
+        prompt_tokens: The prompt's, where theirs were.
         num_output_tokens: Sampled so far.
         num_cached_tokens: Prompt tokens from the prefix cache.
         finish_reason: None while it runs.
         stop_reason: The stop string or token id that ended it.
     """
 
-    num_prompt_tokens: int
+    request: GenerationRequest
     text: str = ""
+    tokens: list[TokenText] = field(default_factory=list)
+    prompt_tokens: tuple[TokenText, ...] = ()
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     finish_reason: str | None = None
@@ -49,6 +78,8 @@ class Choice:
     def add(self, output: GenerationOutput) -> None:
         """Take in the next output."""
         self.text += output.text
+        self.tokens += output.tokens
+        self.prompt_tokens = self.prompt_tokens or output.prompt_tokens
         self.note(output)
 
     def note(self, output: GenerationOutput) -> None:
@@ -60,14 +91,20 @@ class Choice:
 
 
 def build_usage(choices: Sequence[Choice]) -> dict[str, Any]:
-    """Return the token counts of a whole reply; the same figures streamed or not."""
-    num_prompt_tokens = sum(choice.num_prompt_tokens for choice in choices)
+    """Return the token counts of a whole reply, the same streamed or not. A prompt counts once, however many choices.
+
+    Args:
+        choices: All of them, or the one of which a chunk tells.
+    """
+    # Of a prompt's choices the one that comes first here speaks for it.
+    leaders = {id(choice.request.prompt): choice for choice in reversed(choices)}.values()
+    num_prompt_tokens = sum(choice.request.num_prompt_tokens for choice in leaders)
     num_output_tokens = sum(choice.num_output_tokens for choice in choices)
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_output_tokens,
         "total_tokens": num_prompt_tokens + num_output_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(choice.num_cached_tokens for choice in choices)},
+        "prompt_tokens_details": {"cached_tokens": sum(choice.num_cached_tokens for choice in leaders)},
     }
 
 
@@ -77,8 +114,17 @@ class ReplyShape(Protocol):
     def build_reply(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Return the whole answer."""
 
-    def build_chunks(self, index: int, output: GenerationOutput, *, is_first: bool) -> list[dict[str, Any]]:
-        """Return the chunks that tell one output of one choice; may be none."""
+    def build_chunks(
+        self, index: int, choice: Choice, output: GenerationOutput, *, is_first: bool
+    ) -> list[dict[str, Any]]:
+        """Return the chunks that tell one output of one choice; may be none.
+
+        Args:
+            index: Of the choice.
+            choice: Its figures, this output's included.
+            output: What to tell.
+            is_first: It is the choice's first.
+        """
 
     def build_usage_chunk(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Return the chunk without choices that ends a stream with usage."""
@@ -89,75 +135,121 @@ class CompletionShape:
 
     Args:
         head: What every piece repeats.
-        has_usage: The stream ends with a usage chunk, so the others say ``usage: null``.
+        options: What the client wants to see.
     """
 
-    def __init__(self, head: ReplyHead, *, has_usage: bool = False) -> None:
+    def __init__(self, head: ReplyHead, options: ReplyOptions = ReplyOptions()) -> None:
         self._base = _build_base(head, "text_completion")
-        self._chunk_base = {**self._base, "usage": None} if has_usage else self._base
+        self._options = options
 
     def build_reply(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        built = [
-            _build_text_choice(index, choice.text, choice.finish_reason, choice.stop_reason)
-            for index, choice in enumerate(choices)
-        ]
+        built = [self._build_whole(index, choice) for index, choice in enumerate(choices)]
         return {**self._base, "choices": built, "usage": build_usage(choices)}
 
-    def build_chunks(self, index: int, output: GenerationOutput, *, is_first: bool) -> list[dict[str, Any]]:
-        if not (output.text or output.finish_reason or is_first):
+    def build_chunks(
+        self, index: int, choice: Choice, output: GenerationOutput, *, is_first: bool
+    ) -> list[dict[str, Any]]:
+        if not (output.text or output.tokens or output.finish_reason or is_first):
             return []
-        choice = _build_text_choice(index, output.text, output.finish_reason, output.stop_reason)
-        return [{**self._chunk_base, "choices": [choice]}]
+        echoed = self._echo(choice) if is_first else ""
+        built = {
+            "index": index,
+            "text": echoed + output.text,
+            "logprobs": self._build_logprobs(choice, output.tokens, output.prompt_tokens if is_first else ()),
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+        return [{**self._base, "choices": [built], **_build_chunk_usage(self._options, choice)}]
 
     def build_usage_chunk(self, choices: Sequence[Choice]) -> dict[str, Any]:
         return {**self._base, "choices": [], "usage": build_usage(choices)}
+
+    def _build_whole(self, index: int, choice: Choice) -> dict[str, Any]:
+        built = {
+            "index": index,
+            "text": self._echo(choice) + choice.text,
+            "logprobs": self._build_logprobs(choice, choice.tokens, choice.prompt_tokens),
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+        if self._options.has_prompt_logprobs:
+            built["prompt_logprobs"] = build_prompt_logprobs(choice.prompt_tokens)
+        return built
+
+    def _echo(self, choice: Choice) -> str:
+        return (choice.request.prompt.text or "") if self._options.echo else ""
+
+    def _build_logprobs(
+        self, choice: Choice, tokens: Sequence[TokenText], prompt_tokens: Sequence[TokenText]
+    ) -> dict[str, Any] | None:
+        if not self._options.has_logprobs:
+            return None
+        own = build_completion_logprobs(tokens, base_offset=len(self._echo(choice)))
+        if not self._options.echo:
+            return own
+        return join_completion_logprobs(build_completion_logprobs(prompt_tokens), own)
 
 
 class ChatShape:
     """Replies of /v1/chat/completions; arguments as for CompletionShape."""
 
-    def __init__(self, head: ReplyHead, *, has_usage: bool = False) -> None:
+    def __init__(self, head: ReplyHead, options: ReplyOptions = ReplyOptions()) -> None:
         self._base = _build_base(head, "chat.completion")
         self._stream_base = _build_base(head, "chat.completion.chunk")
-        self._chunk_base = {**self._stream_base, "usage": None} if has_usage else self._stream_base
+        self._options = options
 
     def build_reply(self, choices: Sequence[Choice]) -> dict[str, Any]:
         built = [
             {
                 "index": index,
                 "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": None,
+                "logprobs": self._build_logprobs(choice.tokens),
                 "finish_reason": choice.finish_reason,
                 "stop_reason": choice.stop_reason,
             }
             for index, choice in enumerate(choices)
         ]
-        return {**self._base, "choices": built, "usage": build_usage(choices)}
+        reply = {**self._base, "choices": built, "usage": build_usage(choices)}
+        if self._options.has_prompt_logprobs:
+            reply["prompt_logprobs"] = build_prompt_logprobs(choices[0].prompt_tokens)
+        return reply
 
-    def build_chunks(self, index: int, output: GenerationOutput, *, is_first: bool) -> list[dict[str, Any]]:
+    def build_chunks(
+        self, index: int, choice: Choice, output: GenerationOutput, *, is_first: bool
+    ) -> list[dict[str, Any]]:
         chunks = []
         if is_first:
-            chunks.append(self._build_chunk(index, {"role": "assistant", "content": ""}))
-        if output.text:
-            chunks.append(self._build_chunk(index, {"content": output.text}))
+            chunks.append(self._build_chunk(index, choice, {"role": "assistant", "content": ""}))
+        if output.text or output.tokens:
+            logprobs = self._build_logprobs(output.tokens)
+            chunks.append(self._build_chunk(index, choice, {"content": output.text}, logprobs=logprobs))
         if output.finish_reason:
-            chunks.append(self._build_chunk(index, {}, output.finish_reason, output.stop_reason))
+            chunks.append(self._build_chunk(index, choice, {}, is_last=True))
         return chunks
 
     def build_usage_chunk(self, choices: Sequence[Choice]) -> dict[str, Any]:
         return {**self._stream_base, "choices": [], "usage": build_usage(choices)}
 
     def _build_chunk(
-        self, index: int, delta: dict[str, str], finish_reason: str | None = None, stop_reason: str | int | None = None
+        self,
+        index: int,
+        choice: Choice,
+        delta: dict[str, str],
+        *,
+        logprobs: dict[str, Any] | None = None,
+        is_last: bool = False,
     ) -> dict[str, Any]:
-        choice = {
+        built = {
             "index": index,
             "delta": delta,
-            "logprobs": None,
-            "finish_reason": finish_reason,
-            "stop_reason": stop_reason,
+            "logprobs": logprobs,
+            "finish_reason": choice.finish_reason if is_last else None,
+            "stop_reason": choice.stop_reason if is_last else None,
         }
-        return {**self._chunk_base, "choices": [choice]}
+        return {**self._stream_base, "choices": [built], **_build_chunk_usage(self._options, choice)}
+
+    def _build_logprobs(self, tokens: Sequence[TokenText]) -> dict[str, Any] | None:
+        return build_chat_logprobs(tokens) if self._options.has_logprobs else None
 
 
 def _build_base(head: ReplyHead, kind: str) -> dict[str, Any]:
@@ -170,13 +262,7 @@ def _build_base(head: ReplyHead, kind: str) -> dict[str, Any]:
     }
 
 
-def _build_text_choice(
-    index: int, text: str, finish_reason: str | None, stop_reason: str | int | None
-) -> dict[str, Any]:
-    return {
-        "index": index,
-        "text": text,
-        "logprobs": None,
-        "finish_reason": finish_reason,
-        "stop_reason": stop_reason,
-    }
+def _build_chunk_usage(options: ReplyOptions, choice: Choice) -> dict[str, Any]:
+    if options.has_continuous_usage:
+        return {"usage": build_usage([choice])}
+    return {"usage": None} if options.has_usage else {}

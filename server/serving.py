@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from engine_core import EngineConfig, EngineState
 from engine_core.engine import Checkpoint, Engine, open_checkpoint
 from server.admission import Admission, SamplingDefaults
-from server.app import create_app
+from server.app import AppSettings, create_app
 from server.chat_template import ChatTemplate, ChatTemplateError
 from server.config import ServerConfig
 from server.daemon import Daemon, ExitCode
@@ -20,6 +20,7 @@ from server.listener import listen
 from server.metrics import ServerMetrics
 from server.model_resolver import ResolvedModel
 from server.output_processor import OutputProcessor
+from server.prompts import PromptBuilder, PromptThreads
 from server.startup_report import StartupReport, format_curl, format_memory, format_summary, format_url
 from server.tokenizer import Tokenizer, load_tokenizer
 
@@ -73,10 +74,13 @@ def serve(
         engine_client=client,
         admission=_create_admission(loaded, client),
         metrics=metrics,
-        served_model_name=loaded.name,
-        version=version,
-        system_fingerprint=compute_fingerprint(loaded.config, version),
-        is_strict=config.strict_fields,
+        settings=AppSettings(
+            served_model_name=loaded.name,
+            version=version,
+            system_fingerprint=compute_fingerprint(loaded.config, version),
+            is_strict=config.strict_fields,
+            has_forced_usage=config.enable_force_include_usage,
+        ),
     )
     listen(sock)
     url = format_url(config.host, sock.getsockname()[1])
@@ -118,7 +122,9 @@ def open_model(config: ServerConfig, model: ResolvedModel) -> LoadedModel:
 
 def create_client(loaded: LoadedModel, metrics: ServerMetrics) -> InProcEngineClient:
     """Return the client of an engine for this model, not yet started."""
-    processor = OutputProcessor(new_decode_stream=loaded.tokenizer.decode_stream, metrics=metrics)
+    processor = OutputProcessor(
+        new_decode_stream=loaded.tokenizer.decode_stream, token_bytes=loaded.tokenizer.token_bytes, metrics=metrics
+    )
     return InProcEngineClient(
         lambda publish, on_state: Engine(loaded.config, loaded.checkpoint, publish=publish, on_state=on_state),
         processor,
@@ -135,17 +141,25 @@ def _create_chat_template(tokenizer: Tokenizer) -> ChatTemplate | None:
         return None
 
 
-def _create_admission(loaded: LoadedModel, client: InProcEngineClient) -> Admission:
-    generation = loaded.checkpoint.generation
-    given = {"temperature": generation.temperature, "top_p": generation.top_p, "top_k": generation.top_k}
-    return Admission(
-        engine_client=client,
+def _create_prompts(loaded: LoadedModel) -> PromptBuilder:
+    return PromptBuilder(
         tokenizer=loaded.tokenizer,
         chat_template=loaded.chat_template,
-        served_model_name=loaded.name,
         vocab_size=loaded.checkpoint.arch.vocab_size,
+    )
+
+
+def _create_admission(loaded: LoadedModel, client: InProcEngineClient) -> Admission:
+    generation = loaded.checkpoint.generation
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    given = {name: getattr(generation, name) for name in names}
+    return Admission(
+        engine_client=client,
+        prompts=_create_prompts(loaded),
+        threads=PromptThreads(),
+        served_model_name=loaded.name,
         sampling_defaults=SamplingDefaults(
-            **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+            **{name: value for name, value in given.items() if value is not None},
             eos_token_ids=generation.eos_token_ids,
         ),
         has_priorities=loaded.config.scheduler.policy == "priority",

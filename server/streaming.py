@@ -68,7 +68,7 @@ async def collect_choices(engine_client: EngineClient, requests: Sequence[Genera
         RequestError: One of them failed; the others are aborted.
         EngineDeadError: The engine died.
     """
-    choices = [Choice(request.num_prompt_tokens) for request in requests]
+    choices = [Choice(request) for request in requests]
     async with aclosing(generate_all(engine_client, requests)) as outputs:
         async for index, output in outputs:
             choices[index].add(output)
@@ -79,12 +79,12 @@ async def build_events(
     engine_client: EngineClient, requests: Sequence[GenerationRequest], shape: ReplyShape, *, has_usage: bool
 ) -> AsyncGenerator[bytes, None]:
     """Run requests and yield their event stream, ``[DONE]`` included; errors as collect_choices."""
-    choices = [Choice(request.num_prompt_tokens) for request in requests]
+    choices = [Choice(request) for request in requests]
     is_first = [True] * len(choices)
     async with aclosing(generate_all(engine_client, requests)) as outputs:
         async for index, output in outputs:
             choices[index].note(output)
-            chunks = shape.build_chunks(index, output, is_first=is_first[index])
+            chunks = shape.build_chunks(index, choices[index], output, is_first=is_first[index])
             is_first[index] = False
             if chunks:
                 yield b"".join(map(build_event, chunks))

@@ -17,6 +17,7 @@ from engine_core import CheckpointError
 from server.detokenizer import IncrementalDetokenizer
 from server.gguf_tokenizer import rebuild_tokenizer
 from server.json_text import scrub_surrogates
+from server.token_bytes import build_token_bytes
 
 
 class Tokenizer:
@@ -46,6 +47,7 @@ class Tokenizer:
         pipeline.no_truncation()
         pipeline.no_padding()
         self._pipeline = pipeline
+        self._token_bytes = build_token_bytes(pipeline)
         self.bos_token = bos_token
         self.eos_token = eos_token
         self.chat_template = chat_template
@@ -54,6 +56,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """The number of tokens, added ones included. The model's embedding may have more rows."""
         return self._pipeline.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def num_token_ids(self) -> int:
+        """One more than the highest id that has a text."""
+        return max(self._pipeline.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Return the ids of a text. Special tokens that the text spells out are recognised.
@@ -67,9 +74,34 @@ class Tokenizer:
         batch = self._pipeline.encode_batch_fast([scrub_surrogates(text)], add_special_tokens=add_special_tokens)
         return batch[0].ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the whole text of some ids, special tokens skipped, U+FFFD where bytes are no character."""
-        return self._pipeline.decode(list(token_ids), skip_special_tokens=True)
+    def encode_with_offsets(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[int]]:
+        """Return the ids of a text, and for each the number of characters before it; arguments as encode."""
+        encoding = self._pipeline.encode_batch([scrub_surrogates(text)], add_special_tokens=add_special_tokens)[0]
+        offsets: list[int] = []
+        end = 0
+        for start, stop in encoding.offsets:
+            # Some tokenizers leave a word's space out of its span: what lies between two tokens belongs to the second.
+            offsets.append(max(min(start, end), offsets[-1] if offsets else 0))
+            end = max(end, stop)
+        return encoding.ids, offsets
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the whole text of some ids, U+FFFD where bytes are no character."""
+        return self._pipeline.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def decode_with_offsets(self, token_ids: Sequence[int]) -> tuple[str, list[int]]:
+        """Return the text of some ids, special tokens spelt out, and for each the complete characters before it."""
+        stream = IncrementalDetokenizer(lambda ids: self.decode(ids, skip_special_tokens=False))
+        text = ""
+        offsets = []
+        for token_id in token_ids:
+            offsets.append(len(text))
+            text += stream.feed([token_id])
+        return text + stream.flush(), offsets
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what one token stands for; it may be a part of a character. Nothing for an id that is not known."""
+        return self._token_bytes(token_id)
 
     def decode_stream(self, prompt_token_ids: Sequence[int] = ()) -> IncrementalDetokenizer:
         """Return a decoder for one output.

@@ -170,6 +170,10 @@ def _generation_defaults(path: Path, config: Mapping[str, Any]) -> GenerationDef
         temperature=_sampling_default(fields, "temperature", lambda value: 0.0 <= value < math.inf, "0 or more"),
         top_p=_sampling_default(fields, "top_p", lambda value: 0.0 < value <= 1.0, "above 0 and at most 1"),
         top_k=_top_k(fields),
+        min_p=_sampling_default(fields, "min_p", lambda value: 0.0 <= value <= 1.0, "from 0 to 1"),
+        repetition_penalty=_sampling_default(
+            fields, "repetition_penalty", lambda value: 0.01 <= value <= 100.0, "from 0.01 to 100"
+        ),
     )
 
 

@@ -38,9 +38,13 @@ class GenerationDefaults:
         temperature: Sampling default, or None where the checkpoint has none.
         top_p: Likewise.
         top_k: Likewise; a count of tokens.
+        min_p: Likewise.
+        repetition_penalty: Likewise.
     """
 
     eos_token_ids: frozenset[int] = frozenset()
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None

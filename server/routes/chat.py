@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from server.protocol import ChatRequest, parse_chat
+from server.protocol import parse_chat
 from server.replies import ChatShape
 from server.routes.generation import GenerationRoute
 from server.streaming import run_while_connected
+from server.wire_types import ChatRequest
 
 
 def build_router(route: GenerationRoute) -> APIRouter:

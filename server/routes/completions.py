@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from server.protocol import CompletionRequest, parse_completion
+from server.protocol import parse_completion
 from server.replies import CompletionShape
 from server.routes.generation import GenerationRoute
 from server.streaming import run_while_connected
+from server.wire_types import CompletionRequest
 
 
 def build_router(route: GenerationRoute) -> APIRouter:
@@ -19,6 +20,6 @@ def build_router(route: GenerationRoute) -> APIRouter:
         """Continue one or several prompts."""
         wire = await route.reader.read(request, parse_completion)
         admitted = await run_while_connected(request.receive, route.admission.admit_completion(wire))
-        return await route.answer(request, wire, admitted, CompletionShape)
+        return await route.answer(request, wire, admitted, CompletionShape, echo=bool(wire.echo))
 
     return router

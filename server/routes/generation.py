@@ -11,16 +11,16 @@ from pydantic import BaseModel
 from server.admission import Admission, Admitted
 from server.engine_client import EngineClient
 from server.json_text import encode_json
-from server.protocol import GenerationFields
-from server.replies import ReplyHead, ReplyShape
+from server.replies import ReplyHead, ReplyOptions, ReplyShape
 from server.request_reader import RequestReader
 from server.streaming import EventStream, StreamTiming, build_events, collect_choices, run_while_connected
+from server.wire_types import GenerationFields
 
 
 class ShapeFactory(Protocol):
     """CompletionShape or ChatShape."""
 
-    def __call__(self, head: ReplyHead, *, has_usage: bool = False) -> ReplyShape: ...
+    def __call__(self, head: ReplyHead, options: ReplyOptions) -> ReplyShape: ...
 
 
 class GenerationRoute:
@@ -34,6 +34,7 @@ class GenerationRoute:
         system_fingerprint: Names what computes the replies.
         timing: Of streams.
         unix_time: The time of day, in seconds.
+        has_forced_usage: Every stream tells its usage, whether or not the client asks.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class GenerationRoute:
         system_fingerprint: str,
         timing: StreamTiming,
         unix_time: Callable[[], float],
+        has_forced_usage: bool = False,
     ) -> None:
         self.reader = reader
         self.admission = admission
@@ -54,11 +56,25 @@ class GenerationRoute:
         self._system_fingerprint = system_fingerprint
         self._timing = timing
         self._unix_time = unix_time
+        self._has_forced_usage = has_forced_usage
 
     async def answer(
-        self, request: Request, wire: GenerationFields, admitted: Admitted, create_shape: ShapeFactory
+        self,
+        request: Request,
+        wire: GenerationFields,
+        admitted: Admitted,
+        create_shape: ShapeFactory,
+        *,
+        echo: bool = False,
     ) -> Response:
         """Run an admitted request and return its response.
+
+        Args:
+            request: As it came.
+            wire: Its body.
+            admitted: What becomes of it.
+            create_shape: How its reply looks.
+            echo: The prompt stands before its continuation.
 
         Raises:
             RequestError: It failed before anything was sent.
@@ -68,13 +84,19 @@ class GenerationRoute:
         head = ReplyHead(
             admitted.response_id, int(self._unix_time()), self._served_model_name, self._system_fingerprint
         )
+        options = ReplyOptions(
+            echo=echo,
+            has_logprobs=wire.num_logprobs is not None,
+            has_prompt_logprobs=wire.prompt_logprobs is not None,
+            has_usage=wire.has_stream_usage or self._has_forced_usage,
+            has_continuous_usage=wire.has_continuous_usage,
+        )
+        shape = create_shape(head, options)
         if wire.stream:
-            has_usage = wire.has_stream_usage
-            shape = create_shape(head, has_usage=has_usage)
-            events = build_events(self._engine_client, admitted.requests, shape, has_usage=has_usage)
+            events = build_events(self._engine_client, admitted.requests, shape, has_usage=options.has_usage)
             return EventStream(events, timing=self._timing)
         choices = await run_while_connected(request.receive, collect_choices(self._engine_client, admitted.requests))
-        return Response(encode_json(create_shape(head).build_reply(choices)), media_type="application/json")
+        return Response(encode_json(shape.build_reply(choices)), media_type="application/json")
 
     @staticmethod
     def describe_body(wire_type: type[BaseModel]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from engine_core import (
     EngineCoreOutput,
@@ -17,7 +18,7 @@ from engine_core import (
     SchedulerStats,
 )
 from server.engine_api import OnState, Publish
-from server.generation import GenerationRequest
+from server.generation import GenerationRequest, Prompt
 from server.stop_strings import StopStrings
 
 READY = EngineState(EnginePhase.READY, "", 1.0, num_blocks=100, block_size=16, max_model_len=1024)
@@ -100,11 +101,24 @@ class FakeEngine:
 
 
 def create_request(
-    request_id: str = "r", *, stop: Sequence[str] = (), prompt: str = "hello", arrival_time: float = 0.0
+    request_id: str = "r",
+    *,
+    stop: Sequence[str] = (),
+    prompt: str = "hello",
+    arrival_time: float = 0.0,
+    min_tokens: int = 0,
+    **fields: Any,
 ) -> GenerationRequest:
-    params = SamplingParams(max_tokens=100)
+    params = SamplingParams(max_tokens=100, min_tokens=min_tokens)
     engine_request = EngineCoreRequest(request_id, list(map(ord, prompt)), params, arrival_time)
-    return GenerationRequest(engine_request, StopStrings(stop))
+    offsets = range(len(prompt))
+    return GenerationRequest(
+        engine_request, Prompt(engine_request.prompt_token_ids, prompt, offsets), StopStrings(stop), **fields
+    )
+
+
+def char_bytes(token_id: int) -> bytes:
+    return chr(token_id).encode()
 
 
 def output(

@@ -13,9 +13,10 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from server.admission import Admission, SamplingDefaults, Template
-from server.app import create_app
+from server.admission import Admission, SamplingDefaults
+from server.app import AppSettings, create_app
 from server.chat_template import ChatTemplateError
+from server.prompts import PromptBuilder, PromptThreads, Template
 from server.streaming import StreamTiming
 from tests.server.fake_engine_client import FakeEngineClient
 
@@ -30,6 +31,22 @@ class FakeTokenizer:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         text.encode()  # as a real one: a lone surrogate is an error
         return [1] * add_special_tokens + [ord(character) % self.vocab_size for character in text]
+
+    def encode_with_offsets(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[int]]:
+        return self.encode(text, add_special_tokens), [0] * add_special_tokens + list(range(len(text)))
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return "".join(map(self._show, token_ids))
+
+    def decode_with_offsets(self, token_ids: Sequence[int]) -> tuple[str, list[int]]:
+        shown = list(map(self._show, token_ids))
+        return "".join(shown), [0, *itertools.accumulate(map(len, shown))][:-1]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._show(token_id).encode()
+
+    def _show(self, token_id: int) -> str:
+        return "<s>" if token_id == 1 else chr(token_id)
 
 
 class FakeTemplate:
@@ -54,12 +71,23 @@ class FakeMetrics:
         return b"up 1\n", "text/plain; version=0.0.4"
 
 
-def create_admission(engine_client: FakeEngineClient, **overrides: Any) -> Admission:
+def create_prompts(**overrides: Any) -> PromptBuilder:
     parts: dict[str, Any] = {
         "tokenizer": FakeTokenizer(),
         "chat_template": FakeTemplate(),
-        "served_model_name": MODEL,
         "vocab_size": FakeTokenizer.vocab_size,
+        **overrides,
+    }
+    return PromptBuilder(**parts)
+
+
+def create_admission(
+    engine_client: FakeEngineClient, *, prompts: PromptBuilder | None = None, **overrides: Any
+) -> Admission:
+    parts: dict[str, Any] = {
+        "prompts": prompts or create_prompts(),
+        "threads": PromptThreads(),
+        "served_model_name": MODEL,
         "sampling_defaults": SamplingDefaults(eos_token_ids=frozenset({2})),
         **overrides,
     }
@@ -76,11 +104,12 @@ def build_app(
     has_template: bool = True,
     sampling_defaults: SamplingDefaults | None = None,
     has_priorities: bool = False,
+    has_forced_usage: bool = False,
 ) -> FastAPI:
-    chat_template = (template or FakeTemplate()) if has_template else None
+    prompts = create_prompts(chat_template=(template or FakeTemplate()) if has_template else None)
     admission = create_admission(
         engine_client,
-        chat_template=chat_template,
+        prompts=prompts,
         sampling_defaults=sampling_defaults or SamplingDefaults(),
         has_priorities=has_priorities,
     )
@@ -88,11 +117,14 @@ def build_app(
         engine_client=engine_client,
         admission=admission,
         metrics=metrics or FakeMetrics(),
-        served_model_name=MODEL,
-        version="1.2.3",
-        system_fingerprint="fp_test",
-        is_strict=is_strict,
-        timing=timing,
+        settings=AppSettings(
+            served_model_name=MODEL,
+            version="1.2.3",
+            system_fingerprint="fp_test",
+            is_strict=is_strict,
+            has_forced_usage=has_forced_usage,
+            timing=timing or StreamTiming(),
+        ),
     )
 
 

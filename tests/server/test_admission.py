@@ -11,9 +11,11 @@ import pytest
 from engine_core import EnginePhase
 from server.admission import Admission, SamplingDefaults
 from server.errors import ErrorKind, RequestError
-from server.protocol import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from server.prompts import PromptThreads
+from server.protocol import parse_chat, parse_completion
+from server.wire_types import ChatRequest, CompletionRequest
 from tests.server.fake_engine_client import FakeEngineClient, create_state
-from tests.server.http_helpers import MODEL, FakeTemplate, FakeTokenizer, create_admission
+from tests.server.http_helpers import MODEL, FakeTemplate, FakeTokenizer, create_admission, create_prompts
 
 
 def completion(prompt: Any = "hi", **fields: Any) -> CompletionRequest:
@@ -28,9 +30,12 @@ def chat(*contents: str, **fields: Any) -> ChatRequest:
 
 @asynccontextmanager
 async def admitting(client: FakeEngineClient | None = None, **parts: Any) -> AsyncIterator[Admission]:
-    admission = create_admission(client or FakeEngineClient(), **parts)
-    yield admission
-    admission.close()
+    prompt_parts = {name: parts.pop(name) for name in ("tokenizer", "chat_template", "vocab_size") if name in parts}
+    threads = PromptThreads()
+    yield create_admission(
+        client or FakeEngineClient(), prompts=create_prompts(**prompt_parts), threads=threads, **parts
+    )
+    threads.close()
 
 
 async def refuse_completion(wire: CompletionRequest, client: FakeEngineClient | None = None) -> RequestError:

@@ -73,7 +73,7 @@ async def test_the_frameworks_own_errors_have_the_usual_shape(method: str, path:
         b'{"prompt": [[[1]]]}',
         b'{"prompt": "a", "n": 1e400}',
         b'{"prompt": "a", "stop": ' + json.dumps(["x"] * 1000).encode() + b"}",
-        b'{"prompt": "a", "logit_bias": {"1": 100}}',
+        b'{"prompt": "a", "logit_bias": {"1": 101}}',
         b'{"prompt": "a", "stop_token_ids": [true]}',
         b'{"prompt": "a", "stream": true, "stream_options": [1]}',
         b'{"messages": [{}]}',

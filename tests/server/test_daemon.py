@@ -20,7 +20,7 @@ from server.listener import bind, listen
 from server.metrics import ServerMetrics
 from server.output_processor import OutputProcessor
 from server.startup_report import StartupReport
-from tests.server.fake_engine import CharDecodeStream, FakeEngine, create_request, output
+from tests.server.fake_engine import CharDecodeStream, FakeEngine, char_bytes, create_request, output
 
 
 @dataclass
@@ -74,7 +74,9 @@ async def running_daemon(linger_s: float = 0.0, loads: bool = True) -> AsyncIter
         engines.append(engine)
         return engine
 
-    processor = OutputProcessor(new_decode_stream=CharDecodeStream, metrics=ServerMetrics("tiny"))
+    processor = OutputProcessor(
+        new_decode_stream=CharDecodeStream, token_bytes=char_bytes, metrics=ServerMetrics("tiny")
+    )
     client = InProcEngineClient(create_engine, processor)
     sock, text, ready, hard_exits = bind("127.0.0.1", 0), io.StringIO(), list[EngineState](), list[int]()
     listen(sock)
@@ -174,7 +176,7 @@ def test_the_process_ends_at_once_where_a_thread_of_the_engine_is_left_even_if_i
             self.ends_in_time = ends_in_time
             self.die("a step failed")
 
-    processor = OutputProcessor(new_decode_stream=CharDecodeStream, metrics=ServerMetrics("m"))
+    processor = OutputProcessor(new_decode_stream=CharDecodeStream, token_bytes=char_bytes, metrics=ServerMetrics("m"))
     client = InProcEngineClient(DyingEngine, processor)
     hard_exits: list[int] = []
     daemon = Daemon(

@@ -10,7 +10,7 @@ from server.generation import ServerStoppingError
 from server.in_proc_client import InProcEngineClient
 from server.metrics import ServerMetrics
 from server.output_processor import OutputProcessor
-from tests.server.fake_engine import READY, CharDecodeStream, FakeEngine, create_request, output
+from tests.server.fake_engine import READY, CharDecodeStream, FakeEngine, char_bytes, create_request, output
 
 
 def create_client() -> tuple[InProcEngineClient, FakeEngine]:
@@ -21,7 +21,9 @@ def create_client() -> tuple[InProcEngineClient, FakeEngine]:
         engines.append(FakeEngine(*callbacks))
         return engines[0]
 
-    processor = OutputProcessor(new_decode_stream=CharDecodeStream, metrics=ServerMetrics("tiny"))
+    processor = OutputProcessor(
+        new_decode_stream=CharDecodeStream, token_bytes=char_bytes, metrics=ServerMetrics("tiny")
+    )
     return InProcEngineClient(create_engine, processor), engines[0]
 
 

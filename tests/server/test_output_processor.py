@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 from engine_core import EngineCoreOutput, EngineCoreOutputs, EngineDeadError, FinishReason, SchedulerStats
 from server.generation import GenerationOutput, ServerStoppingError
 from server.metrics import ServerMetrics
-from server.output_processor import OutputProcessor, OutputStream
-from tests.server.fake_engine import CharDecodeStream, HoldingDecodeStream, create_request, output
+from server.output_processor import OutputProcessor
+from server.output_stream import OutputStream
+from tests.server.fake_engine import CharDecodeStream, HoldingDecodeStream, char_bytes, create_request, output
 
 STOP, LENGTH, ABORT, ERROR = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR
 
@@ -26,9 +28,12 @@ class FakeClock:
 
 
 def create_processor(
-    decoder: type[CharDecodeStream] = CharDecodeStream, metrics: ServerMetrics | None = None
+    decoder: type[CharDecodeStream] = CharDecodeStream,
+    metrics: ServerMetrics | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> OutputProcessor:
-    return OutputProcessor(new_decode_stream=decoder, metrics=metrics or ServerMetrics("tiny"))
+    metrics = metrics or ServerMetrics("tiny")
+    return OutputProcessor(new_decode_stream=decoder, token_bytes=char_bytes, metrics=metrics, clock=clock)
 
 
 def samples(metrics: ServerMetrics) -> dict[str, float]:
@@ -281,7 +286,9 @@ async def test_an_id_in_use_is_refused() -> None:
 
 async def test_latencies_and_tokens_are_counted_on_the_engines_clock() -> None:
     clock, metrics = FakeClock(), ServerMetrics("tiny")
-    processor = OutputProcessor(new_decode_stream=CharDecodeStream, metrics=metrics, clock=clock)
+    processor = OutputProcessor(
+        new_decode_stream=CharDecodeStream, token_bytes=char_bytes, metrics=metrics, clock=clock
+    )
     processor.add(create_request(prompt="12345678", arrival_time=1.0))
     for now, part in ((1.5, output("a")), (1.75, output("bc")), (2.25, output("$", STOP))):
         clock.now = now
@@ -389,7 +396,9 @@ def test_a_step_in_columns_and_one_in_records_deliver_the_same(
 ) -> None:
     async def run(take_step: Callable[..., list[str]]) -> list[object]:
         clock, metrics = FakeClock(), ServerMetrics("tiny")
-        processor = OutputProcessor(new_decode_stream=HoldingDecodeStream, metrics=metrics, clock=clock)
+        processor = OutputProcessor(
+            new_decode_stream=HoldingDecodeStream, token_bytes=char_bytes, metrics=metrics, clock=clock
+        )
         streams = [processor.add(create_request(request_id, stop=["b!"])) for request_id in "abc"]
         consumers = [asyncio.create_task(take_parts(stream)) for stream in streams]
         aborts = []

@@ -8,16 +8,25 @@ from server.errors import ErrorKind, RequestError
 from server.protocol import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
+    DETOKENIZE_FIELDS,
     MESSAGE_FIELDS,
     STREAM_OPTIONS_FIELDS,
-    ChatMessage,
-    ChatRequest,
-    CompletionRequest,
+    TOKENIZE_FIELDS,
     FieldTable,
-    StreamOptions,
     Treatment,
     parse_chat,
     parse_completion,
+    parse_detokenize,
+    parse_tokenize,
+)
+from server.wire_types import (
+    MAX_CHOICES,
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    StreamOptions,
+    TokenizeRequest,
 )
 
 USER = {"role": "user", "content": "hi"}
@@ -69,7 +78,7 @@ def test_a_bad_prompt_is_refused_by_name(sent: Any) -> None:
         ("temperature", "hot"),
         ("temperature", float("inf")),
         ("temperature", float("nan")),
-        ("top_p", 0),
+        ("top_p", -0.1),
         ("top_p", 1.01),
         ("top_k", -2),
         ("top_k", 1.5),
@@ -82,6 +91,40 @@ def test_a_bad_prompt_is_refused_by_name(sent: Any) -> None:
         ("stop", [1]),
         ("stop", {}),
         ("stop_token_ids", "a"),
+        ("stop_token_ids", [1] * 257),
+        ("n", 0),
+        ("n", 129),
+        ("n", 10_000),
+        ("n", True),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("min_p", float("nan")),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 101),
+        ("logit_bias", [1]),
+        ("logit_bias", {"a": 1}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"١": 1}),
+        ("logit_bias", {"1": 101}),
+        ("logit_bias", {"1": -100.1}),
+        ("logit_bias", {"1": True}),
+        ("logit_bias", {"1": None}),
+        ("logit_bias", {"1": float("nan")}),
+        ("logit_bias", {str(token_id): 1 for token_id in range(1025)}),
+        ("min_tokens", -1),
+        ("include_stop_str_in_output", "no"),
+        ("logprobs", -1),
+        ("logprobs", 21),
+        ("logprobs", True),
+        ("logprobs", "5"),
+        ("prompt_logprobs", -1),
+        ("prompt_logprobs", 21),
+        ("echo", 1),
+        ("cache_salt", ""),
+        ("cache_salt", "x" * 257),
+        ("cache_salt", 5),
         ("ignore_eos", 1),
         ("priority", True),
         ("priority", False),
@@ -131,6 +174,8 @@ def test_a_priority_is_any_signed_32_bit_number(priority: int) -> None:
         (CHAT_FIELDS, ChatRequest),
         (MESSAGE_FIELDS, ChatMessage),
         (STREAM_OPTIONS_FIELDS, StreamOptions),
+        (TOKENIZE_FIELDS, TokenizeRequest),
+        (DETOKENIZE_FIELDS, DetokenizeRequest),
     ],
 )
 def test_a_table_honours_exactly_what_its_wire_type_holds(table: FieldTable, wire_type: Any) -> None:
@@ -156,11 +201,70 @@ def test_every_refused_chat_field_takes_its_no_ops_and_nothing_else(name: str) -
     assert (caught.value.kind, caught.value.param) == (ErrorKind.UNSUPPORTED_PARAMETER, name)
 
 
-@pytest.mark.parametrize(("name", "value"), [("n", 2), ("n", True), ("best_of", 3), ("logprobs", 0), ("echo", 1)])
+@pytest.mark.parametrize(("name", "value"), [("best_of", 3), ("best_of", True), ("suffix", "x"), ("store", True)])
 def test_values_that_would_change_the_answer_are_refused(name: str, value: Any) -> None:
     with pytest.raises(RequestError) as caught:
         completion(**{name: value})
     assert caught.value.kind is ErrorKind.UNSUPPORTED_PARAMETER
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 0, "echo": False}, "max_tokens"),
+        ({"prompt": ["a", "b", "c"], "n": 128}, "n"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        completion(**fields)
+    assert (caught.value.kind, caught.value.param) == (ErrorKind.INVALID_VALUE, param)
+
+
+def test_no_request_may_ask_for_more_answers_than_there_may_be() -> None:
+    assert completion(prompt=["a", "b"], n=MAX_CHOICES // 2).n == MAX_CHOICES // 2
+
+
+def test_top_logprobs_need_logprobs() -> None:
+    with pytest.raises(RequestError) as caught:
+        chat(top_logprobs=3)
+    assert caught.value.param == "top_logprobs"
+    assert chat(logprobs=True, top_logprobs=3).num_logprobs == 3
+    assert chat(logprobs=True).num_logprobs == 0
+    assert chat(logprobs=False).num_logprobs is None
+
+
+def test_an_echo_with_logprobs_wants_the_prompts_too() -> None:
+    assert completion(logprobs=2).num_prompt_logprobs is None
+    assert completion(logprobs=2, echo=True).num_prompt_logprobs == 2
+    assert completion(logprobs=2, echo=True, prompt_logprobs=5).num_prompt_logprobs == 5
+    assert completion(echo=True).num_prompt_logprobs is None
+    assert chat(logprobs=True, prompt_logprobs=1).num_prompt_logprobs == 1
+
+
+def test_a_logit_bias_maps_ids_to_numbers() -> None:
+    assert completion(logit_bias={"5": -100, "007": 0.5}).logit_bias == {5: -100.0, 7: 0.5}
+    assert completion(logit_bias=None).logit_bias == completion().logit_bias == {}
+
+
+@pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": [USER]}, {"prompt": 5}, {"messages": []}])
+def test_tokenize_takes_a_prompt_or_messages(body: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_tokenize(body, is_strict=False, on_unknown=print)
+    assert caught.value.reply.status == 400
+    assert parse_tokenize({"prompt": ""}, is_strict=True, on_unknown=print).prompt == ""
+    assert parse_tokenize({"messages": [USER]}, is_strict=True, on_unknown=print).messages
+
+
+@pytest.mark.parametrize("body", [{}, {"tokens": "a"}, {"tokens": [True]}, {"tokens": [1.5]}, {"tokens": {}}])
+def test_detokenize_takes_token_ids(body: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_detokenize(body, is_strict=False, on_unknown=print)
+    assert caught.value.param == "tokens"
+    assert parse_detokenize({"tokens": []}, is_strict=True, on_unknown=print).tokens == []
 
 
 def test_inert_fields_change_nothing() -> None:

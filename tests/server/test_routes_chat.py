@@ -103,10 +103,10 @@ async def test_the_templates_sentence_reaches_the_client() -> None:
     [
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"logprobs": True}, "logprobs"),
-        ({"n": 2}, "n"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"chat_template": "x"}, "chat_template"),
+        ({"functions": [{}]}, "functions"),
+        ({"continue_final_message": True}, "continue_final_message"),
     ],
 )
 async def test_what_is_not_supported_is_refused_by_name(fields: dict[str, Any], param: str) -> None:

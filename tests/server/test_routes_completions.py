@@ -282,7 +282,7 @@ async def test_the_openai_client_raises_its_own_errors() -> None:
         with pytest.raises(openai.NotFoundError) as missing:
             await client.completions.create(model="other", prompt="abc")
         with pytest.raises(openai.BadRequestError) as refused:
-            await client.completions.create(model=MODEL, prompt="abc", n=2)
+            await client.completions.create(model=MODEL, prompt="abc", suffix="x")
         stream = await client.completions.create(model=MODEL, prompt="abc", stream=True)
         with pytest.raises(openai.APIError, match="engine has stopped"):
             async for _ in stream:
@@ -290,5 +290,5 @@ async def test_the_openai_client_raises_its_own_errors() -> None:
     assert (missing.value.code, refused.value.code, refused.value.param) == (
         "model_not_found",
         "unsupported_parameter",
-        "n",
+        "suffix",
     )

@@ -1,0 +1,196 @@
+"""Prompts: text, ids or messages become token ids, on threads of their own, so that nothing ever holds the event loop.
+
+Knows no engine and no HTTP; what it refuses is a RequestError all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, Protocol, TypeVar
+
+from server.chat_template import ChatTemplateError
+from server.errors import ErrorKind, RequestError
+from server.generation import Prompt
+from server.wire_types import ChatMessage
+
+_NUM_THREADS = 4
+# Longer texts have one thread for all of them: tokenising 16 MB takes seconds and 3 GB, and nobody should wait behind
+# it, nor should four of them run at once.
+_LONG_TEXT_CHARS = 256 * 1024
+# To name the message that a template refuses, conversations are rendered again up to this length.
+_MAX_OFFENDER_RENDERS = 64
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class TextTokenizer(Protocol):
+    """What prompts need of a tokenizer; called from several threads."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Return the text's token ids."""
+
+    def encode_with_offsets(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[int]]:
+        """Return the text's token ids, and for each the number of characters before it."""
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the whole text of some ids."""
+
+    def decode_with_offsets(self, token_ids: Sequence[int]) -> tuple[str, list[int]]:
+        """Return the text of some ids, special tokens spelt out, and for each the number of characters before it."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what one token stands for."""
+
+
+class Template(Protocol):
+    """What prompts need of a chat template; called from several threads."""
+
+    def render(self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Return the prompt's text.
+
+        Raises:
+            ChatTemplateError: The template refuses these messages.
+        """
+
+
+class PromptThreads:
+    """Runs text work beside the event loop."""
+
+    def __init__(self) -> None:
+        self._short = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prompts")
+        self._long = ThreadPoolExecutor(1, thread_name_prefix="prompts-long")
+
+    def close(self) -> None:
+        """Let the threads go; work in hand is finished first, work that waits is dropped."""
+        for executor in (self._short, self._long):
+            executor.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call ``work`` on a thread and return what it returns.
+
+        Args:
+            num_chars: How much text it reads.
+            work: What to call.
+            args: With these.
+            kwargs: And these.
+        """
+        executor = self._long if num_chars > _LONG_TEXT_CHARS else self._short
+        return await asyncio.get_running_loop().run_in_executor(executor, lambda: work(*args, **kwargs))
+
+
+class PromptBuilder:
+    """Makes prompts. Every method may take long for a long text; call it on a PromptThreads.
+
+    Args:
+        tokenizer: The model's.
+        chat_template: The model's, None where it has none.
+        vocab_size: Of the model; its tokenizer may know ids beyond, which the model cannot take.
+    """
+
+    def __init__(self, *, tokenizer: TextTokenizer, chat_template: Template | None, vocab_size: int) -> None:
+        self.tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._vocab_size = vocab_size
+
+    def build_from_text(
+        self, text: str, *, has_text: bool = False, has_offsets: bool = False, add_special_tokens: bool = True
+    ) -> Prompt:
+        """Tokenise a plain prompt.
+
+        Args:
+            text: What was sent.
+            has_text: Keep the text.
+            has_offsets: Keep where each token begins.
+            add_special_tokens: Put BOS where this tokenizer does.
+        """
+        if has_offsets:
+            token_ids, offsets = self.tokenizer.encode_with_offsets(text, add_special_tokens)
+            return Prompt(token_ids, text, offsets)
+        return Prompt(self.tokenizer.encode(text, add_special_tokens), text if has_text else None)
+
+    def build_from_ids(self, token_ids: list[int], *, has_text: bool = False, has_offsets: bool = False) -> Prompt:
+        """Take a prompt that was sent as ids, known to be in range; arguments as build_from_text."""
+        if has_offsets:
+            text, offsets = self.tokenizer.decode_with_offsets(token_ids)
+            return Prompt(token_ids, text, offsets)
+        return Prompt(token_ids, self.tokenizer.decode(token_ids, skip_special_tokens=False) if has_text else None)
+
+    def build_from_messages(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool = True,
+        add_special_tokens: bool = False,
+    ) -> Prompt:
+        """Render a conversation and tokenise it. The template writes the special tokens itself.
+
+        Raises:
+            RequestError: There is no template, or it refuses the messages.
+        """
+        template = self.get_template()
+        shown = [_build_template_message(message) for message in messages]
+        try:
+            text = template.render(shown, add_generation_prompt=add_generation_prompt)
+        except ChatTemplateError as error:
+            param = _find_offender(template, shown, str(error))
+            raise RequestError(str(error), kind=ErrorKind.INVALID_VALUE, param=param) from None
+        return Prompt(self.tokenizer.encode(text, add_special_tokens), text)
+
+    def get_template(self) -> Template:
+        """Return the chat template.
+
+        Raises:
+            RequestError: There is none.
+        """
+        if self._chat_template is None:
+            raise RequestError(
+                "This model has no chat template, so it cannot chat; use /v1/completions.",
+                kind=ErrorKind.INVALID_VALUE,
+                param="messages",
+            )
+        return self._chat_template
+
+    def check_ids(self, token_ids: Sequence[int], *, param: str) -> None:
+        """Check that the model knows these ids: the one place for all fields that hold some.
+
+        Raises:
+            RequestError: One of them is out of range.
+        """
+        vocab_size = self._vocab_size
+        for token_id in token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise RequestError(
+                    f"`{param}` holds the token id {token_id}, but this model's ids run from 0 to {vocab_size - 1}.",
+                    kind=ErrorKind.INVALID_VALUE,
+                    param=param,
+                )
+
+
+def count_chars(messages: Sequence[ChatMessage]) -> int:
+    """Return how much text a conversation holds."""
+    return sum(len(message.content or "") for message in messages)
+
+
+def _find_offender(template: Template, messages: list[dict[str, str]], sentence: str) -> str:
+    """Name the message that a template refuses: the last one of the shortest conversation that it refuses so."""
+    for num_messages in range(1, min(len(messages), _MAX_OFFENDER_RENDERS) + 1):
+        try:
+            template.render(messages[:num_messages], add_generation_prompt=True)
+        except ChatTemplateError as error:
+            if str(error) == sentence:
+                return f"messages[{num_messages - 1}]"
+    return "messages"
+
+
+def _build_template_message(message: ChatMessage) -> dict[str, str]:
+    fields = {
+        "role": message.role,
+        "content": message.content or "",
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "reasoning_content": message.reasoning_content,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
