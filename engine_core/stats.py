@@ -13,6 +13,7 @@ class SchedulerStats:
         num_running: Requests holding KV blocks.
         num_waiting: Requests without, preempted and parked ones included.
         num_parked: Of those, preempted ones whose last output is still under way: not to be admitted before it is in.
+        num_held_back: Of those, ones that a constraint set aside when the queue was last looked at.
         num_blocks: Usable KV blocks.
         num_free_blocks: Of those, with no owner.
         num_scheduled_tokens: Tokens handed out: prompt, output and draft tokens together.
@@ -28,12 +29,16 @@ class SchedulerStats:
         num_stalls: Steps that gave nobody a token although somebody was running.
         schedule_time_s: Time inside schedule().
         update_time_s: Time inside update_from_output().
+        num_steps: Steps whose results were applied: 1, or 0 where the news came without a step.
+        num_step_prompt_tokens: What those steps computed of num_prompt_tokens; a step scheduled ahead is not yet in it.
+        num_step_generation_tokens: What those steps brought of num_generation_tokens.
         step_time_s: From schedule() to the end of update_from_output(); 0 where no step ran.
     """
 
     num_running: int = 0
     num_waiting: int = 0
     num_parked: int = 0
+    num_held_back: int = 0
     num_blocks: int = 0
     num_free_blocks: int = 0
     num_scheduled_tokens: int = 0
@@ -47,6 +52,9 @@ class SchedulerStats:
     num_resumed_queries: int = 0
     num_resumed_hits: int = 0
     num_stalls: int = 0
+    num_steps: int = 0
+    num_step_prompt_tokens: int = 0
+    num_step_generation_tokens: int = 0
     schedule_time_s: float = 0.0
     update_time_s: float = 0.0
     step_time_s: float = 0.0

@@ -19,6 +19,9 @@ class StepCounters:
         "num_resumed_queries",
         "num_scheduled_tokens",
         "num_stalls",
+        "num_step_generation_tokens",
+        "num_step_prompt_tokens",
+        "num_steps",
     )
 
     def __init__(self) -> None:
@@ -36,6 +39,9 @@ class StepCounters:
         self.num_resumed_queries = 0
         self.num_resumed_hits = 0
         self.num_stalls = 0
+        self.num_steps = 0
+        self.num_step_prompt_tokens = 0
+        self.num_step_generation_tokens = 0
         self.num_accepted_tokens: list[int] = []
 
     def count_lookup(self, num_tokens: int, num_hits: int, *, is_resumed: bool) -> None:
@@ -46,6 +52,13 @@ class StepCounters:
         else:
             self.num_prefix_queries += num_tokens
             self.num_prefix_hits += num_hits
+
+    def count_step(self, num_prompt_tokens: int, num_generation_tokens: int) -> None:
+        """Count a step whose results are in."""
+        self.num_steps += 1
+        self.num_step_prompt_tokens += num_prompt_tokens
+        self.num_step_generation_tokens += num_generation_tokens
+        self.num_generation_tokens += num_generation_tokens
 
     def count_accepted(self, num_accepted: int) -> None:
         """Count a row's accepted drafts by position."""

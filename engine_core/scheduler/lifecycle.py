@@ -34,6 +34,7 @@ class Lifecycle:
         waiting: Those that may be admitted.
         parked: Preempted ones whose last output is under way; they may not be admitted before it is in.
         running: Those with blocks, sorted by rank: the head is served first, the tail is preempted first.
+        num_set_aside: How many the last look at the queue passed over.
     """
 
     def __init__(self, *, kv_cache: KVCacheManager, constraints: Sequence[Constraint]) -> None:
@@ -41,6 +42,7 @@ class Lifecycle:
         self.waiting = RequestQueue()
         self.parked: dict[str, Request] = {}
         self.running: list[Request] = []
+        self.num_set_aside = 0
         self._set_aside: list[Request] = []
         self._kv_cache = kv_cache
         self._constraints = constraints
@@ -66,6 +68,7 @@ class Lifecycle:
 
     def return_set_aside(self) -> None:
         """Put back who was set aside; rank alone gives each the place it had."""
+        self.num_set_aside = len(self._set_aside)
         while self._set_aside:
             self.waiting.add(self._set_aside.pop())
 

@@ -48,9 +48,6 @@ class ResultApplier:
             self._apply_row(row, [token_id, *more] if token_id >= 0 else more, outputs)
         if any(output.finish_reason for output in outputs.outputs):
             self._lifecycle.sweep_running()
-        self._counters.num_generation_tokens += len(outputs.token_ids) + sum(
-            len(output.new_token_ids) for output in outputs.outputs
-        )
         return outputs
 
     def _apply_decodes(self, decodes: list[Request], token_ids: list[int], outputs: EngineCoreOutputs) -> None:

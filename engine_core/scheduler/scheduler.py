@@ -276,7 +276,10 @@ class Scheduler:
         assert step.step_id == scheduled.step_id, "results are applied in the order of their steps"
         for constraint in self.constraints:
             constraint.end_step(scheduled, result)
-        return self._results.apply(step, result)
+        outputs = self._results.apply(step, result)
+        num_generation_tokens = len(outputs.token_ids) + sum(len(output.new_token_ids) for output in outputs.outputs)
+        self._counters.count_step(scheduled.num_prompt_tokens, num_generation_tokens)
+        return outputs
 
     # ------------------------------------------------------------------ figures
 
@@ -295,6 +298,7 @@ class Scheduler:
             num_running=len(self.running),
             num_waiting=len(self.waiting) + num_parked,
             num_parked=num_parked,
+            num_held_back=min(self._lifecycle.num_set_aside, len(self.waiting)),
             num_blocks=self.kv_cache.pool.num_blocks,
             num_free_blocks=self.kv_cache.pool.num_free,
             num_scheduled_tokens=counters.num_scheduled_tokens,
@@ -308,6 +312,9 @@ class Scheduler:
             num_resumed_queries=counters.num_resumed_queries,
             num_resumed_hits=counters.num_resumed_hits,
             num_stalls=counters.num_stalls,
+            num_steps=counters.num_steps,
+            num_step_prompt_tokens=counters.num_step_prompt_tokens,
+            num_step_generation_tokens=counters.num_step_generation_tokens,
             schedule_time_s=schedule_time_s,
             update_time_s=update_time_s,
             step_time_s=step_time_s,

@@ -415,6 +415,9 @@ def test_t1_stats_of_a_step() -> None:
         num_prompt_tokens=14,
         num_generation_tokens=2,
         num_prefix_queries=14,
+        num_steps=1,
+        num_step_prompt_tokens=14,
+        num_step_generation_tokens=2,
         step_time_s=0.25,
     )
     h.step()
