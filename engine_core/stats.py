@@ -18,7 +18,8 @@ class SchedulerStats:
         num_free_blocks: Of those, with no owner.
         num_scheduled_tokens: Tokens handed out: prompt, output and draft tokens together.
         num_prompt_tokens: Of those, known tokens computed in bulk: prompts, and what a preemption threw away.
-        num_draft_tokens: Of those, drafts.
+        num_drafts: Times that a request got drafts to check.
+        num_draft_tokens: Of num_scheduled_tokens, drafts.
         num_accepted_tokens: Drafts that the model agreed with, by position: entry i counts the (i+1)-th drafts.
         num_generation_tokens: Tokens sampled and delivered.
         num_preempted: Preemptions.
@@ -43,6 +44,7 @@ class SchedulerStats:
     num_free_blocks: int = 0
     num_scheduled_tokens: int = 0
     num_prompt_tokens: int = 0
+    num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: tuple[int, ...] = ()
     num_generation_tokens: int = 0

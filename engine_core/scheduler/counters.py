@@ -10,6 +10,7 @@ class StepCounters:
     __slots__ = (
         "num_accepted_tokens",
         "num_draft_tokens",
+        "num_drafts",
         "num_generation_tokens",
         "num_preempted",
         "num_prefix_hits",
@@ -31,6 +32,7 @@ class StepCounters:
         """Start again from zero."""
         self.num_scheduled_tokens = 0
         self.num_prompt_tokens = 0
+        self.num_drafts = 0
         self.num_draft_tokens = 0
         self.num_generation_tokens = 0
         self.num_preempted = 0

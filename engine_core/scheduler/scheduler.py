@@ -256,6 +256,7 @@ class Scheduler:
         counters = self._counters
         counters.num_scheduled_tokens += output.total_num_scheduled_tokens
         counters.num_prompt_tokens += output.num_prompt_tokens
+        counters.num_drafts += len(output.scheduled_spec_decode_tokens)
         for draft_token_ids in output.scheduled_spec_decode_tokens.values():
             counters.num_draft_tokens += len(draft_token_ids)
         return output
@@ -303,6 +304,7 @@ class Scheduler:
             num_free_blocks=self.kv_cache.pool.num_free,
             num_scheduled_tokens=counters.num_scheduled_tokens,
             num_prompt_tokens=counters.num_prompt_tokens,
+            num_drafts=counters.num_drafts,
             num_draft_tokens=counters.num_draft_tokens,
             num_accepted_tokens=tuple(counters.num_accepted_tokens),
             num_generation_tokens=counters.num_generation_tokens,

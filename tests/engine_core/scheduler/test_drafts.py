@@ -155,7 +155,8 @@ def test_u4_rejected_drafts_are_taken_back(num_right: int) -> None:
     assert h.step() == {"A": 1}
     assert h.output is not None and h.output.starts == [6 + num_right]
     stats = h.scheduler.make_stats()
-    assert stats.num_draft_tokens == 3 and list(stats.num_accepted_tokens) == [1] * num_right
+    assert (stats.num_drafts, stats.num_draft_tokens) == (1, 3)
+    assert list(stats.num_accepted_tokens) == [1] * num_right
     run_to_end(h)
     assert h.token_ids["A"] == truth
 
