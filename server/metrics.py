@@ -1,87 +1,33 @@
-"""Every Prometheus metric, in one table: under vLLM's name, so that its dashboards work unchanged, or one of ours.
+"""ServerMetrics: what the output processor, the scheduler and the HTTP layer counted becomes the page at /metrics.
 
-Fed with what the output processor and the scheduler counted; knows nothing of how they count. Recording never raises.
+Knows nothing of how they count, and names no metric: metrics_table.py does. One thread records and renders; recording
+never raises.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
-from engine_core import FinishReason, SchedulerStats
+from engine_core import EngineState, FinishReason, SchedulerStats
+from server.metric_row import MetricRow
+from server.metric_series import Counter, Family, Gauge, Histogram, RateWindow
+from server.metrics_table import TABLE
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Only one engine lives in this process; dashboards group by the label all the same.
 _ENGINE = "0"
 _MAX_FIELD_NAMES = 64
 _MAX_FIELD_NAME_CHARS = 64
-
-# Source: vLLM, vllm/v1/metrics/loggers.py: dashboards add up buckets of many servers, so the bounds must be equal.
-_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-_FIRST_TOKEN_S = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)
-_TOKEN_GAP_S = (
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-)
-_REQUEST_S = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0),
-    *(60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Metric:
-    """One row. Counters get ``_total`` appended on the wire; a row with buckets is a histogram."""
-
-    kind: type[Gauge] | type[Counter] | type[Histogram]
-    name: str
-    help: str
-    labels: tuple[str, ...] = ()
-    buckets: Sequence[float] = ()
-
-
-_TABLE = (
-    _Metric(Gauge, "vllm:num_requests_running", "Requests that hold KV blocks."),
-    _Metric(Gauge, "vllm:num_requests_waiting", "Requests waiting for admission, preempted ones included."),
-    _Metric(Gauge, "vllm:kv_cache_usage_perc", "Share of the KV blocks in use; 1 = full."),
-    _Metric(Counter, "vllm:prompt_tokens", "Prompt tokens of requests that reached their first token."),
-    _Metric(Counter, "vllm:generation_tokens", "Tokens generated."),
-    _Metric(Counter, "vllm:num_preemptions", "Times a running request lost its blocks to another."),
-    _Metric(Counter, "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
-    _Metric(Counter, "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."),
-    _Metric(Counter, "vllm:request_success", "Requests ended, by reason.", ("finished_reason",)),
-    _Metric(Histogram, "vllm:time_to_first_token_seconds", "From arrival to the first token.", (), _FIRST_TOKEN_S),
-    _Metric(Histogram, "vllm:inter_token_latency_seconds", "Between a request's outputs.", (), _TOKEN_GAP_S),
-    _Metric(Histogram, "vllm:e2e_request_latency_seconds", "From arrival to the end.", (), _REQUEST_S),
-    _Metric(Histogram, "vllm:iteration_tokens_total", "Tokens of one engine step, prompt and output.", (), _TOKENS),
-    _Metric(Counter, "vllm:spec_decode_num_draft_tokens", "Draft tokens scheduled."),
-    _Metric(Counter, "vllm:spec_decode_num_accepted_tokens", "Draft tokens that the model agreed with."),
-    _Metric(
-        Counter,
-        "vllm:spec_decode_num_accepted_tokens_per_pos",
-        "The same by the draft's place among those of its step, from 0.",
-        ("position",),
-    ),
-    _Metric(Gauge, "pointsman:num_requests_parked", "Preempted requests whose last output is still under way."),
-    _Metric(Counter, "pointsman:prompt_tokens_scheduled", "Prompt tokens handed out, those computed again included."),
-    _Metric(Counter, "pointsman:resumed_prefix_cache_queries", "Tokens looked up when preempted requests came back."),
-    _Metric(Counter, "pointsman:resumed_prefix_cache_hits", "Of those, found: what the preemption did not cost."),
-    _Metric(Counter, "pointsman:num_stalls", "Steps that gave nobody a token although requests were running."),
-    _Metric(Counter, "pointsman:schedule_time_seconds", "Time spent deciding what the steps compute."),
-    _Metric(Counter, "pointsman:update_time_seconds", "Time spent taking in what the steps computed."),
-    _Metric(Counter, "pointsman:unknown_fields", "Request fields that were ignored, by name.", ("field",)),
-)
 
 
 @dataclass(slots=True)
@@ -152,27 +98,33 @@ def _never_raises(
 
 
 class ServerMetrics:
-    """The metrics of one server, in a registry of their own.
+    """The metrics of one server.
 
     Args:
         model_name: The ``model_name`` label: the name under which the model is served.
+        max_model_len: The context in tokens: so far go the buckets of token counts.
+        clock: Seconds, monotonic.
     """
 
-    def __init__(self, model_name: str) -> None:
-        self._registry = CollectorRegistry()
+    def __init__(
+        self, model_name: str, *, max_model_len: int = 8192, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._has_failed = False
         self._field_names: set[str] = set()
-        self._num_iteration_tokens = 0
-        self._fixed = {"model_name": model_name, "engine": _ENGINE}
-        self._gauges: dict[str, Gauge] = {}
-        self._counters: dict[str, Counter] = {}
-        self._histograms: dict[str, Histogram] = {}
-        for row in _TABLE:
-            self._create(row)
-        for reason in FinishReason:
-            self._count_by("vllm:request_success", 0, finished_reason=reason.value)
+        self._num_ended_by_n: dict[int, int] = {}
+        self._prompt_rate, self._generation_rate = RateWindow(clock), RateWindow(clock)
+        self._gauges: dict[str, Family[Gauge]] = {}
+        self._counters: dict[str, Family[Counter]] = {}
+        self._histograms: dict[str, Family[Histogram]] = {}
+        labels = {"model_name": model_name, "engine": _ENGINE}
+        for row in TABLE:
+            if not row.alias_of:
+                self._create(row, labels, max_model_len)
+        self._gauge("vllm:engine_sleep_state", "awake").set(1)
+        self._process = CollectorRegistry()
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self._process)
 
-    @_never_raises
     def record_step(self, record: StepRecord, stats: SchedulerStats | None) -> None:
         """Add one step.
 
@@ -180,19 +132,36 @@ class ServerMetrics:
             record: What it meant to its requests.
             stats: The scheduler's figures after it; None where it gave none.
         """
-        self._counters["vllm:prompt_tokens"].inc(sum(request.num_prompt_tokens for request in record.started))
-        self._counters["vllm:generation_tokens"].inc(record.num_generation_tokens)
-        self._observe(
-            "vllm:time_to_first_token_seconds",
-            [request.first_token_time - request.arrival_time for request in record.started if request.first_token_time],
-        )
-        self._observe("vllm:inter_token_latency_seconds", record.token_gap_s)
-        for request in record.ended:
-            assert request.end_time is not None and request.finish_reason is not None
-            self._observe("vllm:e2e_request_latency_seconds", [request.end_time - request.arrival_time])
-            self._count_by("vllm:request_success", 1, finished_reason=request.finish_reason.value)
         if stats is not None:
             self._record_scheduler(stats)
+        self._record_tokens(record)
+        for request in record.ended:
+            self._record_end(request)
+
+    @_never_raises
+    def record_http(self, *, method: str, status: str, handler: str, duration_s: float) -> None:
+        """Add one answered HTTP request. The labels must not be a client's words.
+
+        Args:
+            method: In capitals.
+            status: Its class, such as 2xx.
+            handler: The route's path.
+            duration_s: From the request's head to the end of the answer.
+        """
+        self._counter("http_requests_total", method, status, handler).inc()
+        self._histogram("http_request_duration_seconds", method, handler).observe(duration_s)
+
+    @_never_raises
+    def set_cache_config(self, state: EngineState, *, cache_dtype: str, enable_prefix_caching: bool) -> None:
+        """Show the KV cache's size and kind; once, when the engine is ready.
+
+        Args:
+            state: The engine's.
+            cache_dtype: As configured.
+            enable_prefix_caching: As configured.
+        """
+        labels = (state.block_size, state.num_blocks, 0, cache_dtype, enable_prefix_caching, state.kv_bytes)
+        self._gauge("vllm:cache_config_info", *map(str, labels)).set(1)
 
     @_never_raises
     def count_unknown_field(self, name: str) -> None:
@@ -203,56 +172,129 @@ class ServerMetrics:
                 name = "(other)"
             else:
                 self._field_names.add(name)
-        self._count_by("pointsman:unknown_fields", 1, field=name)
+        self._counter("pointsman:unknown_fields_total", name).inc()
 
     def render(self) -> tuple[bytes, str]:
-        """Return the body of /metrics and its content type."""
-        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+        """Return the body of /metrics and its content type. However many ask, none changes what another sees."""
+        self._gauge("vllm:avg_prompt_throughput_toks_per_s").set(self._prompt_rate.get_rate())
+        self._gauge("vllm:avg_generation_throughput_toks_per_s").set(self._generation_rate.get_rate())
+        queries, hits = (self._counter(f"vllm:prefix_cache_{what}_total").value for what in ("queries", "hits"))
+        self._gauge("vllm_prefix_cache_hit_ratio").set(hits / queries if queries else 0.0)
+        families: dict[str, Family[Gauge] | Family[Counter] | Family[Histogram]]
+        families = {**self._gauges, **self._counters, **self._histograms}
+        text = "".join(line for row in TABLE for line in families[row.alias_of or row.name].write(row))
+        # A client's lone surrogate in a field's name must not cost the operator the page.
+        return text.encode(errors="replace") + generate_latest(self._process), CONTENT_TYPE
 
+    # ------------------------------------------------------------------ requests
+    @_never_raises
+    def _record_tokens(self, record: StepRecord) -> None:
+        started = record.started
+        num_prompt = sum(request.num_prompt_tokens for request in started)
+        num_cached = sum(request.num_cached_tokens for request in started)
+        self._counter("vllm:prompt_tokens_total").inc(num_prompt)
+        self._counter("vllm:prompt_tokens_cached_total").inc(num_cached)
+        self._counter("vllm:prompt_tokens_by_source_total", "local_compute").inc(num_prompt - num_cached)
+        self._counter("vllm:prompt_tokens_by_source_total", "local_cache_hit").inc(num_cached)
+        self._counter("vllm:generation_tokens_total").inc(record.num_generation_tokens)
+        self._prompt_rate.add(num_prompt)
+        self._generation_rate.add(record.num_generation_tokens)
+        self._histogram("vllm:time_to_first_token_seconds").observe_all(
+            [each.first_token_time - each.arrival_time for each in started if each.first_token_time is not None]
+        )
+        self._histogram("vllm:inter_token_latency_seconds").observe_all(record.token_gap_s)
+
+    @_never_raises
+    def _record_end(self, request: RequestRecord) -> None:
+        assert request.end_time is not None and request.finish_reason is not None, "it has ended"
+        self._counter("vllm:request_success_total", request.finish_reason.value).inc()
+        self._histogram("vllm:e2e_request_latency_seconds").observe(request.end_time - request.arrival_time)
+        self._histogram("vllm:request_prompt_tokens").observe(request.num_prompt_tokens)
+        self._histogram("vllm:request_generation_tokens").observe(request.num_output_tokens)
+        self._histogram("vllm:request_params_max_tokens").observe(request.max_tokens)
+        self._record_choice(request.n)
+        if request.first_scheduled_time is not None:
+            waited_s = request.first_scheduled_time - request.arrival_time
+            self._histogram("vllm:request_queue_time_seconds").observe(waited_s)
+        self._record_phases(request)
+
+    def _record_choice(self, n: int) -> None:
+        """Each choice is a request here, but the client asked once: every n-th end of such a choice counts."""
+        self._num_ended_by_n[n] = num_ended = self._num_ended_by_n.get(n, 0) + 1
+        if num_ended % n == 0:
+            self._histogram("vllm:request_params_n").observe(n)
+
+    def _record_phases(self, request: RequestRecord) -> None:
+        """Add how long the engine worked on a request that got at least one token."""
+        first, last, scheduled = request.first_token_time, request.last_token_time, request.first_scheduled_time
+        if first is None or last is None:
+            return
+        num_computed = request.num_prompt_tokens - request.num_cached_tokens
+        self._histogram("vllm:request_prefill_kv_computed_tokens").observe(num_computed)
+        self._histogram("vllm:request_decode_time_seconds").observe(last - first)
+        if request.num_output_tokens > 1:
+            mean_s = (last - first) / (request.num_output_tokens - 1)
+            self._histogram("vllm:request_time_per_output_token_seconds").observe(mean_s)
+        if scheduled is not None:
+            self._histogram("vllm:request_prefill_time_seconds").observe(first - scheduled)
+            self._histogram("vllm:request_inference_time_seconds").observe(last - scheduled)
+
+    # ------------------------------------------------------------------ the scheduler
+    @_never_raises
     def _record_scheduler(self, stats: SchedulerStats) -> None:
-        self._gauges["vllm:num_requests_running"].set(stats.num_running)
-        self._gauges["vllm:num_requests_waiting"].set(stats.num_waiting)
-        self._gauges["vllm:kv_cache_usage_perc"].set(stats.kv_cache_usage)
-        self._gauges["pointsman:num_requests_parked"].set(stats.num_parked)
-        self._counters["vllm:num_preemptions"].inc(stats.num_preempted)
-        self._counters["vllm:prefix_cache_queries"].inc(stats.num_prefix_queries)
-        self._counters["vllm:prefix_cache_hits"].inc(stats.num_prefix_hits)
-        self._counters["vllm:spec_decode_num_draft_tokens"].inc(stats.num_draft_tokens)
-        self._counters["vllm:spec_decode_num_accepted_tokens"].inc(sum(stats.num_accepted_tokens))
-        for position, num_accepted in enumerate(stats.num_accepted_tokens):
-            self._count_by("vllm:spec_decode_num_accepted_tokens_per_pos", num_accepted, position=str(position))
-        self._counters["pointsman:prompt_tokens_scheduled"].inc(stats.num_prompt_tokens)
-        self._counters["pointsman:resumed_prefix_cache_queries"].inc(stats.num_resumed_queries)
-        self._counters["pointsman:resumed_prefix_cache_hits"].inc(stats.num_resumed_hits)
-        self._counters["pointsman:num_stalls"].inc(stats.num_stalls)
-        self._counters["pointsman:schedule_time_seconds"].inc(stats.schedule_time_s)
-        self._counters["pointsman:update_time_seconds"].inc(stats.update_time_s)
+        num_deferred = stats.num_parked + stats.num_held_back
+        self._gauge("vllm:num_requests_running").set(stats.num_running)
+        self._gauge("vllm:num_requests_waiting").set(stats.num_waiting)
+        self._gauge("vllm:num_requests_waiting_by_reason", "deferred").set(num_deferred)
+        self._gauge("vllm:num_requests_waiting_by_reason", "capacity").set(stats.num_waiting - num_deferred)
+        self._gauge("vllm:kv_cache_usage_perc").set(stats.kv_cache_usage)
+        self._gauge("pointsman:num_requests_parked").set(stats.num_parked)
+        self._counter("vllm:num_preemptions_total").inc(stats.num_preempted)
+        self._counter("vllm:prefix_cache_queries_total").inc(stats.num_prefix_queries)
+        self._counter("vllm:prefix_cache_hits_total").inc(stats.num_prefix_hits)
+        self._counter("pointsman:prompt_tokens_scheduled_total").inc(stats.num_prompt_tokens)
+        self._counter("pointsman:resumed_prefix_cache_queries_total").inc(stats.num_resumed_queries)
+        self._counter("pointsman:resumed_prefix_cache_hits_total").inc(stats.num_resumed_hits)
+        self._counter("pointsman:num_stalls_total").inc(stats.num_stalls)
+        self._counter("pointsman:schedule_time_seconds_total").inc(stats.schedule_time_s)
+        self._counter("pointsman:update_time_seconds_total").inc(stats.update_time_s)
         self._record_iteration(stats)
+        if stats.num_drafts or stats.num_accepted_tokens:
+            self._record_drafts(stats)
 
     def _record_iteration(self, stats: SchedulerStats) -> None:
-        # Not num_scheduled_tokens: as in vLLM, the token that a prompt's end samples counts, a rejected draft does not.
-        self._num_iteration_tokens += stats.num_prompt_tokens + stats.num_generation_tokens
-        # Stats without a step bring news, such as an abort's, and perhaps what the step under way was given: that is
-        # kept for it. So the histogram's count is the number of steps and its sum misses none of their tokens.
-        if stats.step_time_s > 0:
-            self._observe("vllm:iteration_tokens_total", [self._num_iteration_tokens])
-            self._num_iteration_tokens = 0
+        num_prompt, num_generated = stats.num_step_prompt_tokens, stats.num_step_generation_tokens
+        if stats.num_steps:
+            # As in vLLM, the token that a prompt's end samples counts, a rejected draft does not.
+            self._histogram("vllm:iteration_tokens_total").observe(num_prompt + num_generated)
+        elif stats.num_running:
+            return
+        # The last step's figures must not stand there for ever once nothing runs (report G1).
+        is_running = stats.num_running > 0
+        self._gauge("vllm_prompt_tokens_per_step").set(num_prompt if is_running else 0)
+        self._gauge("vllm_generation_tokens_per_step").set(num_generated if is_running else 0)
 
-    def _create(self, row: _Metric) -> None:
-        """Create one metric. Its series exists at once where it can, at 0: rate() would miss its first event."""
-        labels = (*self._fixed, *row.labels)
-        if row.kind is Gauge:
-            self._gauges[row.name] = Gauge(row.name, row.help, labels, registry=self._registry).labels(**self._fixed)
-        elif row.kind is Histogram:
-            histogram = Histogram(row.name, row.help, labels, buckets=row.buckets, registry=self._registry)
-            self._histograms[row.name] = histogram.labels(**self._fixed)
+    def _record_drafts(self, stats: SchedulerStats) -> None:
+        self._counter("vllm:spec_decode_num_drafts_total").inc(stats.num_drafts)
+        self._counter("vllm:spec_decode_num_draft_tokens_total").inc(stats.num_draft_tokens)
+        self._counter("vllm:spec_decode_num_accepted_tokens_total").inc(sum(stats.num_accepted_tokens))
+        for position, num_accepted in enumerate(stats.num_accepted_tokens):
+            self._counter("vllm:spec_decode_num_accepted_tokens_per_pos_total", str(position)).inc(num_accepted)
+
+    # ------------------------------------------------------------------ series
+    def _create(self, row: MetricRow, labels: dict[str, str], max_model_len: int) -> None:
+        if row.kind == "gauge":
+            self._gauges[row.name] = Family(row, labels, Gauge)
+        elif row.kind == "counter":
+            self._counters[row.name] = Family(row, labels, Counter)
         else:
-            counter = Counter(row.name, row.help, labels, registry=self._registry)
-            self._counters[row.name] = counter if row.labels else counter.labels(**self._fixed)
+            self._histograms[row.name] = Family(row, labels, functools.partial(Histogram, row.bounds(max_model_len)))
 
-    def _count_by(self, name: str, amount: int, **labels: str) -> None:
-        self._counters[name].labels(**self._fixed, **labels).inc(amount)
+    def _gauge(self, name: str, *labels: str) -> Gauge:
+        return self._gauges[name].at(*labels)
 
-    def _observe(self, name: str, values: Sequence[float]) -> None:
-        for value in values:
-            self._histograms[name].observe(value)
+    def _counter(self, name: str, *labels: str) -> Counter:
+        return self._counters[name].at(*labels)
+
+    def _histogram(self, name: str, *labels: str) -> Histogram:
+        return self._histograms[name].at(*labels)

@@ -1,19 +1,27 @@
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from engine_core import FinishReason, SchedulerStats
-from server.metrics import ServerMetrics, StepRecord
+from engine_core import EnginePhase, EngineState, FinishReason, SchedulerStats
+from server.metrics import RequestRecord, ServerMetrics, StepRecord
+from tests.server.metric_samples import read_samples
 
+STOP, ABORT = FinishReason.STOP, FinishReason.ABORT
 STATS = SchedulerStats(
     num_running=3,
-    num_waiting=2,
+    num_waiting=4,
     num_blocks=10,
     num_free_blocks=4,
     num_parked=1,
+    num_held_back=2,
     num_scheduled_tokens=107,
     num_prompt_tokens=100,
+    num_drafts=3,
     num_draft_tokens=5,
     num_accepted_tokens=(2, 1),
     num_generation_tokens=3,
@@ -23,68 +31,72 @@ STATS = SchedulerStats(
     num_resumed_queries=40,
     num_resumed_hits=32,
     num_stalls=2,
+    num_steps=1,
+    num_step_prompt_tokens=60,
+    num_step_generation_tokens=3,
     schedule_time_s=0.25,
     update_time_s=0.125,
     step_time_s=0.02,
 )
 
 
-def samples(metrics: ServerMetrics) -> dict[tuple[str, str], float]:
-    """Every sample of /metrics by (name, its own labels as text)."""
-    found = {}
-    for family in text_string_to_metric_families(metrics.render()[0].decode()):
-        for sample in family.samples:
-            labels = dict(sample.labels)
-            assert labels.pop("model_name") == "tiny"
-            assert labels.pop("engine") == "0"
-            found[sample.name, ",".join(f"{k}={v}" for k, v in sorted(labels.items()))] = sample.value
-    return found
+class FakeClock:
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
 
 
-def test_every_series_without_labels_of_its_own_exists_at_zero() -> None:
-    found = samples(ServerMetrics("tiny"))
-    for name in (
-        "vllm:num_requests_running",
-        "vllm:num_requests_waiting",
-        "vllm:kv_cache_usage_perc",
-        "vllm:prompt_tokens_total",
-        "vllm:generation_tokens_total",
-        "vllm:num_preemptions_total",
-        "vllm:prefix_cache_queries_total",
-        "vllm:prefix_cache_hits_total",
-        "vllm:spec_decode_num_draft_tokens_total",
-        "vllm:spec_decode_num_accepted_tokens_total",
-        "pointsman:num_requests_parked",
-        "pointsman:prompt_tokens_scheduled_total",
-        "pointsman:resumed_prefix_cache_queries_total",
-        "pointsman:resumed_prefix_cache_hits_total",
-        "pointsman:num_stalls_total",
-        "pointsman:schedule_time_seconds_total",
-        "pointsman:update_time_seconds_total",
-        "vllm:time_to_first_token_seconds_count",
-        "vllm:inter_token_latency_seconds_count",
-        "vllm:e2e_request_latency_seconds_count",
-        "vllm:iteration_tokens_total_count",
-    ):
-        assert found[name, ""] == 0
-    for reason in ("stop", "length", "abort", "error"):
-        assert found["vllm:request_success_total", f"finished_reason={reason}"] == 0
+def create_record(**overrides: Any) -> RequestRecord:
+    """A request that ended after 4 tokens: queued 0.5 s, its prompt computed in 1 s, a token every 0.25 s."""
+    figures: dict[str, Any] = {
+        "request_id": "r",
+        "arrival_time": 100.0,
+        "num_prompt_tokens": 12,
+        "num_cached_tokens": 8,
+        "num_output_tokens": 4,
+        "max_tokens": 40,
+        "first_scheduled_time": 100.5,
+        "first_token_time": 101.5,
+        "last_token_time": 102.25,
+        "end_time": 102.5,
+        "finish_reason": STOP,
+    }
+    return RequestRecord(**{**figures, **overrides})
 
 
+def get_histogram(metrics: ServerMetrics, name: str) -> tuple[float, float]:
+    """A histogram's count and sum."""
+    found = read_samples(metrics)
+    return found[f"{name}_count", ""], found[f"{name}_sum", ""]
+
+
+# ---------------------------------------------------------------------- the scheduler's figures
 def test_gauges_follow_the_scheduler_and_return_to_zero() -> None:
     metrics = ServerMetrics("tiny")
+    gauges = {
+        ("vllm:num_requests_running", ""): 3,
+        ("vllm:num_requests_waiting", ""): 4,
+        ("vllm:num_requests_waiting_by_reason", "reason=deferred"): 3,
+        ("vllm:num_requests_waiting_by_reason", "reason=capacity"): 1,
+        ("vllm:kv_cache_usage_perc", ""): 0.6,
+        ("pointsman:num_requests_parked", ""): 1,
+        ("vllm_prompt_tokens_per_step", ""): 60,
+        ("vllm_generation_tokens_per_step", ""): 3,
+    }
     metrics.record_step(StepRecord(), STATS)
-    found = samples(metrics)
-    assert found["vllm:num_requests_running", ""] == 3
-    assert found["vllm:num_requests_waiting", ""] == 2
-    assert found["vllm:kv_cache_usage_perc", ""] == pytest.approx(0.6)
-    assert found["pointsman:num_requests_parked", ""] == 1
+    found = read_samples(metrics)
+    assert {key: found[key] for key in gauges} == pytest.approx(gauges)
     metrics.record_step(StepRecord(), SchedulerStats(num_blocks=10, num_free_blocks=10))
-    found = samples(metrics)
-    assert found["vllm:num_requests_running", ""] == 0
-    assert found["vllm:num_requests_waiting", ""] == 0
-    assert found["vllm:kv_cache_usage_perc", ""] == 0
-    assert found["pointsman:num_requests_parked", ""] == 0
+    found = read_samples(metrics)
+    assert {key: found[key] for key in gauges} == dict.fromkeys(gauges, 0)
+
+
+def test_no_gauge_goes_below_zero_whatever_it_is_told() -> None:
+    metrics = ServerMetrics("tiny")
+    metrics.record_step(StepRecord(), SchedulerStats(num_running=-1, num_parked=1, num_blocks=4, num_free_blocks=5))
+    assert min(read_samples(metrics).values()) == 0
 
 
 def test_the_schedulers_counts_add_up_and_only_steps_count_as_iterations() -> None:
@@ -93,69 +105,167 @@ def test_the_schedulers_counts_add_up_and_only_steps_count_as_iterations() -> No
     metrics.record_step(StepRecord(), STATS)
     metrics.record_step(StepRecord(), SchedulerStats())
     metrics.record_step(StepRecord(), None)
-    found = samples(metrics)
-    assert found["vllm:num_preemptions_total", ""] == 2
-    assert found["vllm:prefix_cache_queries_total", ""] == 180
-    assert found["vllm:prefix_cache_hits_total", ""] == 128
-    assert found["vllm:iteration_tokens_total_count", ""] == 2
-    assert found["vllm:iteration_tokens_total_sum", ""] == 206
-    assert found["vllm:spec_decode_num_draft_tokens_total", ""] == 10
-    assert found["vllm:spec_decode_num_accepted_tokens_total", ""] == 6
-    assert found["vllm:spec_decode_num_accepted_tokens_per_pos_total", "position=0"] == 4
-    assert found["vllm:spec_decode_num_accepted_tokens_per_pos_total", "position=1"] == 2
-    assert found["pointsman:prompt_tokens_scheduled_total", ""] == 200
-    assert found["pointsman:resumed_prefix_cache_queries_total", ""] == 80
-    assert found["pointsman:resumed_prefix_cache_hits_total", ""] == 64
-    assert found["pointsman:num_stalls_total", ""] == 4
-    assert found["pointsman:schedule_time_seconds_total", ""] == 0.5
-    assert found["pointsman:update_time_seconds_total", ""] == 0.25
+    found = read_samples(metrics)
+    expected = {
+        ("vllm:num_preemptions_total", ""): 2,
+        ("vllm:prefix_cache_queries_total", ""): 180,
+        ("vllm:prefix_cache_hits_total", ""): 128,
+        ("vllm:iteration_tokens_total_count", ""): 2,
+        ("vllm:iteration_tokens_total_sum", ""): 126,
+        ("vllm:spec_decode_num_drafts_total", ""): 6,
+        ("vllm:spec_decode_num_draft_tokens_total", ""): 10,
+        ("vllm:spec_decode_num_accepted_tokens_total", ""): 6,
+        ("vllm:spec_decode_num_accepted_tokens_per_pos_total", "position=0"): 4,
+        ("vllm:spec_decode_num_accepted_tokens_per_pos_total", "position=1"): 2,
+        ("pointsman:prompt_tokens_scheduled_total", ""): 200,
+        ("pointsman:resumed_prefix_cache_queries_total", ""): 80,
+        ("pointsman:resumed_prefix_cache_hits_total", ""): 64,
+        ("pointsman:num_stalls_total", ""): 4,
+        ("pointsman:schedule_time_seconds_total", ""): 0.5,
+        ("pointsman:update_time_seconds_total", ""): 0.25,
+    }
+    assert {key: found[key] for key in expected} == expected
+    assert found["vllm_prefix_cache_hit_ratio", ""] == pytest.approx(128 / 180)
 
 
-def test_a_prompts_end_counts_its_tokens_and_the_one_it_samples_as_vllm_does() -> None:
+def test_drafts_accepted_after_the_step_that_made_them_are_counted() -> None:
     metrics = ServerMetrics("tiny")
-    prompt_end = {"num_scheduled_tokens": 8, "num_prompt_tokens": 8, "num_generation_tokens": 1}
-    drafts = {"num_scheduled_tokens": 4, "num_draft_tokens": 3, "num_accepted_tokens": (1,), "num_generation_tokens": 2}
-    for stats in (SchedulerStats(step_time_s=0.1, **prompt_end), SchedulerStats(step_time_s=0.1, **drafts)):
-        metrics.record_step(StepRecord(), stats)
-    found = samples(metrics)
-    assert found["vllm:iteration_tokens_total_count", ""] == 2
-    assert found["vllm:iteration_tokens_total_sum", ""] == 9 + 2
+    metrics.record_step(StepRecord(), SchedulerStats(num_steps=1, num_accepted_tokens=(1,)))
+    assert read_samples(metrics)["vllm:spec_decode_num_accepted_tokens_total", ""] == 1
 
 
-def test_tokens_that_were_told_while_their_step_ran_count_in_its_iteration() -> None:
+def test_the_last_steps_figures_stay_while_requests_run_and_go_when_none_does() -> None:
     metrics = ServerMetrics("tiny")
-    metrics.record_step(StepRecord(), SchedulerStats(num_prompt_tokens=100))  # an abort's news, in mid-step
-    assert samples(metrics)["vllm:iteration_tokens_total_count", ""] == 0
-    metrics.record_step(StepRecord(), SchedulerStats(num_generation_tokens=1, step_time_s=0.1))
-    metrics.record_step(StepRecord(), SchedulerStats(num_generation_tokens=1, step_time_s=0.1))
-    found = samples(metrics)
-    assert found["vllm:iteration_tokens_total_count", ""] == 2
-    assert found["vllm:iteration_tokens_total_sum", ""] == 102
+    metrics.record_step(StepRecord(), STATS)
+    metrics.record_step(StepRecord(), SchedulerStats(num_running=2))  # an abort's news, between steps
+    assert read_samples(metrics)["vllm_prompt_tokens_per_step", ""] == 60
+    metrics.record_step(StepRecord(), SchedulerStats(num_steps=1, num_step_generation_tokens=1))
+    found = read_samples(metrics)
+    assert (found["vllm_prompt_tokens_per_step", ""], found["vllm_generation_tokens_per_step", ""]) == (0, 0)
     assert found["vllm:iteration_tokens_total_bucket", "le=1.0"] == 1
 
 
-def test_requests_are_counted_and_timed() -> None:
+# ---------------------------------------------------------------------- requests
+def test_tokens_are_counted_with_the_first_one_and_by_where_their_kv_came_from() -> None:
     metrics = ServerMetrics("tiny")
-    metrics.record_step(
-        StepRecord(
-            num_prompt_tokens=7,
-            num_generation_tokens=4,
-            first_token_s=[0.05],
-            token_gap_s=[0.02, 0.03],
-            ended=[(FinishReason.STOP, 1.5), (FinishReason.ABORT, 0.5)],
-        ),
-        None,
+    started = [create_record(), create_record(num_prompt_tokens=5, num_cached_tokens=0, first_token_time=100.05)]
+    metrics.record_step(StepRecord(num_generation_tokens=4, started=started, token_gap_s=[0.02, 0.03]), None)
+    found = read_samples(metrics)
+    expected = {
+        ("vllm:prompt_tokens_total", ""): 17,
+        ("vllm:prompt_tokens_cached_total", ""): 8,
+        ("vllm:prompt_tokens_by_source_total", "source=local_compute"): 9,
+        ("vllm:prompt_tokens_by_source_total", "source=local_cache_hit"): 8,
+        ("vllm:prompt_tokens_by_source_total", "source=external_kv_transfer"): 0,
+        ("vllm:generation_tokens_total", ""): 4,
+        ("vllm:time_to_first_token_seconds_count", ""): 2,
+        ("vllm:time_to_first_token_seconds_bucket", "le=0.06"): 1,
+        ("vllm:time_to_first_token_seconds_bucket", "le=0.04"): 0,
+        ("vllm:inter_token_latency_seconds_count", ""): 2,
+        ("vllm:inter_token_latency_seconds_bucket", "le=0.025"): 1,
+    }
+    assert {key: found[key] for key in expected} == expected
+    assert found["vllm:time_to_first_token_seconds_sum", ""] == pytest.approx(1.55)
+    assert found["vllm:inter_token_latency_seconds_sum", ""] == pytest.approx(0.05)
+
+
+def test_a_request_that_ends_is_counted_and_its_time_split_into_phases() -> None:
+    metrics = ServerMetrics("tiny")
+    metrics.record_step(StepRecord(ended=[create_record()]), None)
+    expected = {
+        "vllm:e2e_request_latency_seconds": 2.5,
+        "vllm:request_queue_time_seconds": 0.5,
+        "vllm:request_prefill_time_seconds": 1.0,
+        "vllm:request_decode_time_seconds": 0.75,
+        "vllm:request_inference_time_seconds": 1.75,
+        "vllm:request_time_per_output_token_seconds": 0.25,
+        "vllm:request_prompt_tokens": 12,
+        "vllm:request_generation_tokens": 4,
+        "vllm:request_max_num_generation_tokens": 4,
+        "vllm:request_prefill_kv_computed_tokens": 4,
+        "vllm:request_params_max_tokens": 40,
+        "vllm:request_params_n": 1,
+    }
+    assert {name: get_histogram(metrics, name) for name in expected} == {
+        name: (1, sum_) for name, sum_ in expected.items()
+    }
+    assert read_samples(metrics)["vllm:request_success_total", "finished_reason=stop"] == 1
+
+
+def test_a_request_aborted_while_it_waits_has_no_phases_but_an_end() -> None:
+    metrics = ServerMetrics("tiny")
+    waited = create_record(
+        num_cached_tokens=0,
+        num_output_tokens=0,
+        first_scheduled_time=None,
+        first_token_time=None,
+        last_token_time=None,
+        finish_reason=ABORT,
     )
-    found = samples(metrics)
-    assert found["vllm:prompt_tokens_total", ""] == 7
-    assert found["vllm:generation_tokens_total", ""] == 4
-    assert found["vllm:time_to_first_token_seconds_sum", ""] == 0.05
-    assert found["vllm:time_to_first_token_seconds_bucket", "le=0.06"] == 1
-    assert found["vllm:time_to_first_token_seconds_bucket", "le=0.04"] == 0
-    assert found["vllm:inter_token_latency_seconds_count", ""] == 2
-    assert found["vllm:e2e_request_latency_seconds_sum", ""] == 2.0
-    assert found["vllm:request_success_total", "finished_reason=stop"] == 1
-    assert found["vllm:request_success_total", "finished_reason=abort"] == 1
+    metrics.record_step(StepRecord(ended=[waited]), None)
+    for name in ("queue_time_seconds", "prefill_time_seconds", "decode_time_seconds", "prefill_kv_computed_tokens"):
+        assert get_histogram(metrics, f"vllm:request_{name}") == (0, 0)
+    assert get_histogram(metrics, "vllm:e2e_request_latency_seconds") == (1, 2.5)
+    assert get_histogram(metrics, "vllm:request_generation_tokens") == (1, 0)
+    assert read_samples(metrics)["vllm:request_success_total", "finished_reason=abort"] == 1
+
+
+def test_a_single_token_has_no_time_per_token() -> None:
+    metrics = ServerMetrics("tiny")
+    metrics.record_step(StepRecord(ended=[create_record(num_output_tokens=1, last_token_time=101.5)]), None)
+    assert get_histogram(metrics, "vllm:request_time_per_output_token_seconds") == (0, 0)
+    assert get_histogram(metrics, "vllm:request_decode_time_seconds") == (1, 0)
+
+
+def test_n_choices_are_n_requests_but_were_asked_for_once() -> None:
+    metrics = ServerMetrics("tiny")
+    metrics.record_step(StepRecord(ended=[create_record(n=3), create_record(), create_record(n=3)]), None)
+    assert get_histogram(metrics, "vllm:request_params_n") == (1, 1)
+    metrics.record_step(StepRecord(ended=[create_record(n=3)]), None)
+    assert get_histogram(metrics, "vllm:request_params_n") == (2, 4)
+    assert get_histogram(metrics, "vllm:request_generation_tokens") == (4, 16)
+
+
+# ---------------------------------------------------------------------- throughput
+def test_throughput_is_of_the_last_ten_seconds_and_any_number_of_scrapers_see_the_same() -> None:
+    clock = FakeClock()
+    metrics = ServerMetrics("tiny", clock=clock)
+    for _ in range(20):
+        metrics.record_step(StepRecord(num_generation_tokens=30, started=[create_record()]), None)
+        clock.now += 0.5
+    names = ("vllm:avg_prompt_throughput_toks_per_s", "vllm:avg_generation_throughput_toks_per_s")
+    pages = [[read_samples(metrics)[name, ""] for name in names] for _ in range(3)]
+    assert pages == [pytest.approx([24, 60])] * 3
+    clock.now += 4
+    assert read_samples(metrics)[names[1], ""] == pytest.approx(5 * 60 / 9)
+    clock.now += 10
+    assert [read_samples(metrics)[name, ""] for name in names] == [0, 0]
+
+
+# ---------------------------------------------------------------------- HTTP, fields, the cache
+def test_http_requests_are_counted_and_timed_without_the_models_labels() -> None:
+    metrics = ServerMetrics("tiny")
+    for status in ("2xx", "2xx", "4xx"):
+        metrics.record_http(method="POST", status=status, handler="/v1/completions", duration_s=0.3)
+    found = read_samples(metrics)
+    assert found["http_requests_total", "handler=/v1/completions,method=POST,status=2xx"] == 2
+    assert found["http_requests_total", "handler=/v1/completions,method=POST,status=4xx"] == 1
+    assert found["http_request_duration_seconds_bucket", "handler=/v1/completions,le=0.5,method=POST"] == 3
+    assert found["http_request_duration_seconds_bucket", "handler=/v1/completions,le=0.1,method=POST"] == 0
+    line = next(line for line in metrics.render()[0].splitlines() if line.startswith(b"http_requests_total{"))
+    assert b"model_name" not in line
+
+
+def test_the_caches_size_is_shown_once_it_is_known() -> None:
+    metrics = ServerMetrics("tiny")
+    assert not [key for key in read_samples(metrics) if key[0] == "vllm:cache_config_info"]
+    state = EngineState(EnginePhase.READY, num_blocks=100, block_size=16, max_model_len=1024, kv_bytes=4096)
+    metrics.set_cache_config(state, cache_dtype="auto", enable_prefix_caching=True)
+    (labels,) = [key[1] for key in read_samples(metrics) if key[0] == "vllm:cache_config_info"]
+    assert labels == (
+        "block_size=16,cache_dtype=auto,enable_prefix_caching=True,kv_cache_memory_bytes=4096,"
+        "num_cpu_blocks=0,num_gpu_blocks=100"
+    )
 
 
 def test_unknown_field_names_cannot_flood_the_registry() -> None:
@@ -164,22 +274,63 @@ def test_unknown_field_names_cannot_flood_the_registry() -> None:
         metrics.count_unknown_field(f"field_{i}")
     metrics.count_unknown_field("field_0")
     metrics.count_unknown_field("x" * 10_000)
-    found = {key: value for key, value in samples(metrics).items() if key[0] == "pointsman:unknown_fields_total"}
+    found = {key: value for key, value in read_samples(metrics).items() if key[0] == "pointsman:unknown_fields_total"}
     assert len(found) == 65
     assert found["pointsman:unknown_fields_total", "field=field_0"] == 2
     assert sum(found.values()) == 502
 
 
+@pytest.mark.parametrize("name", ['"} 1\nvllm:forged 1\n', "\\", "\ud800", "模型", ""])
+def test_no_field_name_breaks_the_page(name: str) -> None:
+    metrics = ServerMetrics("tiny")
+    metrics.count_unknown_field(name)
+    shown = name.encode(errors="replace").decode()
+    assert read_samples(metrics)["pointsman:unknown_fields_total", f"field={shown}"] == 1
+    assert not [key for key in read_samples(metrics) if key[0] == "vllm:forged"]
+
+
+# ---------------------------------------------------------------------- the page and its failures
 def test_a_failing_metric_is_logged_once_and_costs_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     metrics = ServerMetrics("tiny")
-    broken = StepRecord(num_generation_tokens=-1)  # a counter refuses to go down
+    unfinished = create_record(finish_reason=None)
+    broken = StepRecord(num_generation_tokens=-1, ended=[unfinished, create_record()])  # a counter refuses to go down
     with caplog.at_level(logging.ERROR):
-        metrics.record_step(broken, None)
-        metrics.record_step(broken, None)
+        metrics.record_step(broken, STATS)
+        metrics.record_step(broken, STATS)
     assert len(caplog.records) == 1
     metrics.record_step(StepRecord(num_generation_tokens=2), None)
-    assert samples(metrics)["vllm:generation_tokens_total", ""] == 2
+    found = read_samples(metrics)
+    assert found["vllm:generation_tokens_total", ""] == 2
+    assert found["vllm:num_requests_running", ""] == 3
+    assert found["vllm:request_success_total", "finished_reason=stop"] == 2
 
 
 def test_the_content_type_is_prometheus_text() -> None:
-    assert ServerMetrics("tiny").render()[1].startswith("text/plain; version=")
+    page, content_type = ServerMetrics("tiny").render()
+    assert content_type == "text/plain; version=0.0.4; charset=utf-8"
+    assert page.endswith(b"\n")
+
+
+def test_the_process_is_on_the_page_too() -> None:
+    page = ServerMetrics("tiny").render()[0]
+    for name in (b"process_resident_memory_bytes", b"process_start_time_seconds", b"process_open_fds", b"python_info"):
+        assert b"\n" + name in page
+
+
+def test_g10_a_multiprocess_directory_in_the_environment_changes_nothing(tmp_path: Path) -> None:
+    code = (
+        "from server.metrics import *; m = ServerMetrics('tiny');"
+        "m.record_step(StepRecord(num_generation_tokens=3), None);"
+        'assert b\'vllm:generation_tokens_total{engine="0",model_name="tiny"} 3.0\' in m.render()[0]'
+    )
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code], env=environment, cwd=root, check=True, timeout=60)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_g10_two_servers_in_a_process_count_apart() -> None:
+    one, other = ServerMetrics("tiny"), ServerMetrics("tiny")
+    one.record_step(StepRecord(num_generation_tokens=3), STATS)
+    assert read_samples(other)["vllm:generation_tokens_total", ""] == 0
+    assert read_samples(other)["vllm:num_requests_running", ""] == 0
