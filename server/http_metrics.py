@@ -1,0 +1,62 @@
+"""Pure ASGI middleware that counts and times HTTP requests. Changes nothing that passes through it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+# Asked for every few seconds by machines: counted, they would drown what people ask.
+UNCOUNTED_PATHS = frozenset({"/metrics", "/health", "/ready", "/ping", "/load", "/version"})
+# Whoever connects may send any word as a method, and any path: what is not ours is one series.
+OTHER = "other"
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class HttpMetrics(Protocol):
+    """The metrics that HTTP feeds."""
+
+    def record_http(self, *, method: str, status: str, handler: str, duration_s: float) -> None:
+        """Add one answered request."""
+
+
+class HttpMetricsMiddleware:
+    """Tells the metrics of every request but probes'. Belongs outermost, where it sees what the others refuse.
+
+    Args:
+        app: What answers.
+        metrics: Told of each answer when its last byte has been sent, or nothing more will be.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in UNCOUNTED_PATHS:
+            await self._app(scope, receive, send)
+            return
+        started = self._clock()
+        status = 500  # what a client sees of an exception before the answer's head
+
+        async def send_noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noted)
+        finally:
+            method = scope["method"]
+            self._metrics.record_http(
+                method=method if method in _METHODS else OTHER,
+                status=f"{status // 100}xx",
+                # The route's template, which the router leaves here; none where no route was found or asked for.
+                handler=getattr(scope.get("route"), "path", None) or OTHER,
+                duration_s=self._clock() - started,
+            )
