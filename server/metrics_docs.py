@@ -6,9 +6,9 @@ from server.metric_row import CONTEXT_TOKENS, MetricRow
 from server.metrics_table import TABLE
 
 _NOTES = """\
-Every series of the engine also has the labels `model_name` and `engine` (always "0"). Besides these there are `process_*`
-and `python_*` of the process itself. vLLM's figures that have no meaning here do not exist: multi-modal cache, LoRA, KV
-connectors, sleep beyond `awake`, FLOPS, websockets, sampled KV blocks.
+Every series of the engine also has the labels `model_name` and `engine` (always "0"). Besides these there are
+`process_*` and `python_*` of the process itself. vLLM's figures that have no meaning here do not exist: multi-modal
+cache, LoRA, KV connectors, sleep beyond `awake`, FLOPS, websockets, sampled KV blocks.
 """
 
 
