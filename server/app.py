@@ -19,6 +19,7 @@ from server.engine_client import EngineClient
 from server.errors import ClientGoneError, ErrorKind, RequestError, as_request_error, build_error_response
 from server.generation import ServerStoppingError
 from server.http_limits import BodyLimitMiddleware, LastCatchMiddleware, RequestLabelMiddleware
+from server.http_metrics import HttpMetrics, HttpMetricsMiddleware
 from server.request_reader import FieldMetrics, RequestReader
 from server.routes import chat, completions, models, ops, render, tokenize
 from server.routes.generation import GenerationRoute
@@ -29,7 +30,7 @@ from server.wire_types import ChatRequest, CompletionRequest, DetokenizeRequest,
 _STATUS_CLIENT_GONE = 499
 
 
-class Metrics(FieldMetrics, ops.MetricsPage, Protocol):
+class Metrics(FieldMetrics, HttpMetrics, ops.MetricsPage, Protocol):
     """What the app asks of the server's metrics."""
 
 
@@ -105,6 +106,7 @@ def create_app(
     app.add_middleware(LastCatchMiddleware)
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(RequestLabelMiddleware)
+    app.add_middleware(HttpMetricsMiddleware, metrics=metrics)
     app.openapi = _create_openapi(app)  # type: ignore[method-assign]
     return app
 

@@ -68,7 +68,8 @@ def serve(
     """
     loaded = open_model(config, model)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    metrics = ServerMetrics(loaded.name)
+    assert loaded.config.model.max_model_len is not None, "resolve() settles it"
+    metrics = ServerMetrics(loaded.name, max_model_len=loaded.config.model.max_model_len)
     client = create_client(loaded, metrics)
     app = create_app(
         engine_client=client,
@@ -95,6 +96,10 @@ def serve(
     )
 
     def announce(state: EngineState) -> None:
+        cache = loaded.config.cache
+        metrics.set_cache_config(
+            state, cache_dtype=loaded.config.model.dtype, enable_prefix_caching=cache.enable_prefix_caching
+        )
         report.line(format_memory(state))
         print(format_curl(url, loaded.name, has_chat=loaded.chat_template is not None), flush=True)
 

@@ -63,9 +63,13 @@ class FakeTemplate:
 class FakeMetrics:
     def __init__(self) -> None:
         self.unknown: list[str] = []
+        self.http: list[tuple[str, str, str]] = []
 
     def count_unknown_field(self, name: str) -> None:
         self.unknown.append(name)
+
+    def record_http(self, *, method: str, status: str, handler: str, duration_s: float) -> None:
+        self.http.append((method, status, handler))
 
     def render(self) -> tuple[bytes, str]:
         return b"up 1\n", "text/plain; version=0.0.4"
