@@ -80,6 +80,7 @@ class MeteredEngine:
     def run(self) -> None:
         """Run the busy loop until nobody is left."""
         self._core.run_busy_loop()
+        assert not self.metrics._has_failed, "a figure could not be recorded; the log says why"
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step, as the engine's runner does."""

@@ -215,6 +215,7 @@ def test_a_single_token_has_no_time_per_token() -> None:
     metrics.record_step(StepRecord(ended=[create_record(num_output_tokens=1, last_token_time=101.5)]), None)
     assert get_histogram(metrics, "vllm:request_time_per_output_token_seconds") == (0, 0)
     assert get_histogram(metrics, "vllm:request_decode_time_seconds") == (1, 0)
+    assert get_histogram(metrics, "vllm:request_prefill_time_seconds") == (1, 1.0), "nothing failed on the way"
 
 
 def test_n_choices_are_n_requests_but_were_asked_for_once() -> None:

@@ -139,7 +139,7 @@ def test_buckets_are_vllms(name: str, bounds: str) -> None:
     assert shown == [*map(float, bounds.split()), float("inf")]
 
 
-def test_g8_what_exists_does_not_depend_on_what_the_server_has_been_through() -> None:
+def test_g8_every_series_whose_labels_are_known_exists_from_the_start() -> None:
     fresh = set(read_samples(ServerMetrics("tiny")))
     assert {name for name, _ in fresh} >= {
         row.name + ("_count" if row.kind == "histogram" else "") for row in TABLE if not row.labels or row.values

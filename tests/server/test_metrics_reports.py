@@ -102,6 +102,16 @@ def test_g5_a_preempted_request_has_its_first_token_once(max_steps_in_flight: in
     assert found["vllm:generation_tokens_total", ""] == 60
 
 
+def test_g8_no_series_comes_or_goes_with_what_the_server_does() -> None:
+    engine = MeteredEngine(num_blocks=8, block_size=4, max_num_seqs=2, enable_prefix_caching=False)
+    fresh = set(read_samples(engine.metrics))
+    for i in range(3):
+        engine.add(f"r{i}", prompt(7, 100 * i), 20)
+    engine.run()
+    other = MeteredEngine(max_num_seqs=8, policy="priority", max_steps_in_flight=2)
+    assert set(read_samples(engine.metrics)) == set(read_samples(other.metrics)) == fresh
+
+
 @pytest.mark.parametrize("max_steps_in_flight", [1, 2])
 def test_g11_each_step_is_observed_once_with_the_tokens_that_it_computed(max_steps_in_flight: int) -> None:
     engine = MeteredEngine(
