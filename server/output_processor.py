@@ -15,6 +15,7 @@ from server.generation import GenerationOutput, GenerationRequest, ServerStoppin
 from server.metrics import RequestRecord, ServerMetrics, StepRecord
 from server.output_stream import OutputStream
 from server.output_text import DecodeStream, OutputText, Piece, TokenBytes, build_prompt_tokens
+from server.request_log import log_request_end
 
 logger = logging.getLogger(__name__)
 
@@ -219,3 +220,4 @@ class OutputProcessor:
         ended = self._live.pop(request_id).record
         ended.finish_reason, ended.end_time = reason, now
         record.ended.append(ended)
+        log_request_end(ended)

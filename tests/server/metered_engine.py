@@ -9,13 +9,13 @@ from engine_core import EngineCoreOutputs, EngineCoreRequest, SamplingParams, Sc
 from engine_core.core import EngineCore
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.step_executor import DirectExecutor
-from server.generation import GenerationRequest
+from server.generation import GenerationRequest, Prompt
 from server.metrics import RequestRecord, ServerMetrics, StepRecord
 from server.output_processor import OutputProcessor, OutputStream
 from server.stop_strings import StopStrings
 from tests.engine_core.fake_runner import FakeModelRunner
 from tests.engine_core.scheduler.scheduler_helpers import create_scheduler
-from tests.server.fake_engine import CharDecodeStream
+from tests.server.fake_engine import CharDecodeStream, char_bytes
 
 STEP_S = 0.25
 
@@ -46,7 +46,9 @@ class MeteredEngine:
         self.now = 100.0
         self.while_running: Callable[[int], None] = lambda number: None
         self.metrics = SpyingMetrics(self._clock)
-        self.processor = OutputProcessor(new_decode_stream=CharDecodeStream, metrics=self.metrics, clock=self._clock)
+        self.processor = OutputProcessor(
+            new_decode_stream=CharDecodeStream, token_bytes=char_bytes, metrics=self.metrics, clock=self._clock
+        )
         self.scheduler = create_scheduler(max_steps_in_flight=max_steps_in_flight, **config)
         self._runner = FakeModelRunner(
             num_blocks=self.scheduler.kv_cache.pool.num_blocks,
@@ -64,7 +66,8 @@ class MeteredEngine:
         """Admit a request now."""
         sampling_params = SamplingParams(max_tokens=max_tokens, **params)
         engine_request = EngineCoreRequest(request_id, list(prompt), sampling_params, arrival_time=self.now)
-        stream = self.processor.add(GenerationRequest(engine_request=engine_request, stop_strings=StopStrings(stop)))
+        request = GenerationRequest(engine_request, Prompt(engine_request.prompt_token_ids), StopStrings(stop))
+        stream = self.processor.add(request)
         self._core.add_request(engine_request)
         return stream
 
