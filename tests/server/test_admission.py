@@ -298,3 +298,91 @@ async def test_long_texts_wait_for_each_other_and_short_ones_for_none_of_them() 
         may_go_on.set()
         await asyncio.gather(*long)
     assert max(most) == 1
+
+
+async def test_each_choice_is_a_request_with_a_seed_of_its_own() -> None:
+    async with admitting() as admission:
+        admitted = await admission.admit_completion(completion(["a", [5]], n=3, seed=9))
+        again = await admission.admit_completion(completion("a", seed=9))
+    requests = admitted.requests
+    assert [request.choice for request in requests] == [0, 1, 2, 0, 1, 2]
+    assert [request.n for request in requests] == [3] * 6
+    assert len({request.engine_request.request_id for request in requests}) == 6
+    seeds = [request.engine_request.sampling_params.seed for request in requests]
+    assert len(set(seeds)) == 3
+    # What a choice's seed is depends on nothing but the request's and its place, so n = 1 is the first of n = 3.
+    assert seeds[:3] == seeds[3:]
+    assert again.requests[0].engine_request.sampling_params.seed == seeds[0]
+    assert requests[0].prompt is requests[2].prompt
+
+
+async def test_every_sampling_field_reaches_the_engine() -> None:
+    fields = {
+        "min_p": 0.25,
+        "presence_penalty": -1,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.5,
+        "logit_bias": {"7": -3},
+        "min_tokens": 2,
+        "cache_salt": "mine",
+        "include_stop_str_in_output": True,
+    }
+    async with admitting() as admission:
+        (request,) = (await admission.admit_completion(completion("a", logprobs=3, **fields))).requests
+        (asked,) = (await admission.admit_chat(chat(logprobs=True, top_logprobs=2, prompt_logprobs=1))).requests
+    params = request.engine_request.sampling_params
+    assert (params.min_p, params.presence_penalty, params.frequency_penalty) == (0.25, -1, 0.5)
+    assert (params.repetition_penalty, params.logit_bias, params.min_tokens) == (1.5, {7: -3.0}, 2)
+    assert (params.num_logprobs, params.num_prompt_logprobs) == (3, None)
+    assert (request.engine_request.cache_salt, request.shows_stop) == ("mine", True)
+    assert not request.engine_request.skip_reading_prefix_cache
+    params = asked.engine_request.sampling_params
+    assert (params.num_logprobs, params.num_prompt_logprobs) == (2, 1)
+    # A prompt token that came from the cache would have no logits (F6).
+    assert asked.engine_request.skip_reading_prefix_cache
+
+
+async def test_an_echo_keeps_the_prompts_text_and_with_logprobs_its_offsets() -> None:
+    async with admitting() as admission:
+        silent = (await admission.admit_completion(completion("ab"))).requests[0].prompt
+        echoed = (await admission.admit_completion(completion(["ab", [1, 97]], echo=True))).requests
+        told = (await admission.admit_completion(completion(["ab", [1, 97]], echo=True, logprobs=0))).requests
+    assert (silent.text, silent.offsets) == (None, ())
+    assert [(each.prompt.text, each.prompt.offsets) for each in echoed] == [("ab", ()), ("<s>a", ())]
+    assert [(each.prompt.text, list(each.prompt.offsets)) for each in told] == [("ab", [0, 0, 1]), ("<s>a", [0, 3])]
+
+
+async def test_no_tokens_at_all_are_one_that_is_not_shown() -> None:
+    async with admitting() as admission:
+        (request,) = (await admission.admit_completion(completion("ab", echo=True, max_tokens=0))).requests
+    assert (request.is_prompt_only, request.engine_request.sampling_params.max_tokens) == (True, 1)
+
+
+@pytest.mark.parametrize("field", ["stop_token_ids", "logit_bias"])
+async def test_every_field_that_holds_token_ids_is_held_to_the_vocabulary(field: str) -> None:
+    sent = [1000] if field == "stop_token_ids" else {"1000": 1}
+    error = await refuse_completion(completion(**{field: sent}))
+    assert (error.kind, error.param) == (ErrorKind.INVALID_VALUE, field)
+    assert "token id 1000" in error.message and "from 0 to 999" in error.message
+
+
+async def test_min_tokens_above_what_the_answer_may_have_are_refused() -> None:
+    for fields in ({"max_tokens": 3, "min_tokens": 4}, {"prompt": [5] * 60, "max_tokens": 20, "min_tokens": 5}):
+        error = await refuse_completion(completion(**fields))
+        assert (error.kind, error.param) == (ErrorKind.INVALID_VALUE, "min_tokens")
+
+
+async def test_a_nucleus_of_nothing_is_the_likeliest_token() -> None:
+    async with admitting() as admission:
+        (request,) = (await admission.admit_completion(completion(top_p=0))).requests
+    assert 0 < request.engine_request.sampling_params.top_p < 1e-6
+
+
+async def test_the_message_that_the_template_refuses_is_named() -> None:
+    roles = ["user", "assistant", "assistant", "user"]
+    messages = [{"role": role, "content": "a"} for role in roles]
+    wire = parse_chat({"messages": messages}, is_strict=True, on_unknown=print)
+    async with admitting() as admission:
+        with pytest.raises(RequestError, match=r"Roles must alternate\.") as caught:
+            await admission.admit_chat(wire)
+    assert caught.value.param == "messages[2]"

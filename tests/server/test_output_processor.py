@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_core import EngineCoreOutput, EngineCoreOutputs, EngineDeadError, FinishReason, SchedulerStats
+from engine_core import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineDeadError,
+    FinishReason,
+    SchedulerStats,
+    TokenLogprobs,
+)
 from server.generation import GenerationOutput, ServerStoppingError
 from server.metrics import ServerMetrics
 from server.output_processor import OutputProcessor
@@ -419,3 +426,38 @@ async def take_parts(stream: OutputStream) -> list[GenerationOutput]:
         async for part in stream:
             parts.append(part)
     return parts
+
+
+async def test_a_request_for_no_tokens_gets_none_and_none_is_counted() -> None:
+    metrics = ServerMetrics("tiny")
+    processor = create_processor(metrics=metrics)
+    stream = processor.add(create_request(prompt="ab", is_prompt_only=True))
+    part = output("x", STOP)
+    step(processor, replace(part, prompt_logprobs=[TokenLogprobs(ord("b"), -0.5, 1)], num_cached_tokens=0))
+    taken = [each async for each in stream]
+    assert [(each.text, each.num_output_tokens, each.finish_reason) for each in taken] == [("", 0, LENGTH)]
+    assert [token.data for token in taken[0].prompt_tokens] == [b"a", b"b"]
+    counted = samples(metrics)
+    assert counted["vllm:generation_tokens_total{}"] == 0
+    assert counted["vllm:prompt_tokens_total{}"] == 2
+
+
+async def test_a_stop_token_that_the_client_named_is_shown_where_it_wants_to_see_it() -> None:
+    processor = create_processor()
+    stream = processor.add(create_request(shows_stop=True))
+    step(processor, output("ok$", STOP, stop_token_id=ord("$")))
+    assert (await take_all(stream)).text == "ok$"
+    stream = processor.add(create_request(shows_stop=True))
+    step(processor, output("ok$", STOP))  # the model's own end token never is
+    assert (await take_all(stream)).text == "ok"
+
+
+async def test_tokens_and_prompt_tokens_survive_a_reader_that_falls_behind() -> None:
+    processor = create_processor()
+    stream = processor.add(create_request(prompt="ab"))
+    first = replace(output("x"), logprobs=[TokenLogprobs(ord("x"), -1.0, 1)])
+    step(processor, replace(first, prompt_logprobs=[TokenLogprobs(ord("b"), -0.5, 1)]))
+    step(processor, replace(output("y", LENGTH), logprobs=[TokenLogprobs(ord("y"), -2.0, 1)]))
+    (merged,) = [each async for each in stream]
+    assert [token.logprob for token in merged.tokens] == [-1.0, -2.0]
+    assert [token.logprob for token in merged.prompt_tokens] == [None, -0.5]
