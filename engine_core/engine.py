@@ -42,6 +42,7 @@ class Engine:
         checkpoint: From ``open_checkpoint``: headers and shapes are known to be right.
         publish: Gets each step's outputs, on the engine's thread; must not block.
         on_state: Gets each new state, on one of the engine's threads.
+        num_token_ids: Ids that the tokenizer knows: none above is ever sampled. None = all that the model has.
 
     Raises:
         ConfigError: The configuration does not fit the checkpoint.
@@ -54,6 +55,7 @@ class Engine:
         *,
         publish: Callable[[EngineCoreOutputs], None],
         on_state: Callable[[EngineState], None] = lambda state: None,
+        num_token_ids: int | None = None,
     ) -> None:
         self._config = config.resolve(trained_model_len=checkpoint.arch.max_position_embeddings)
         self._backend = create_backend(config.device.backend)
@@ -61,6 +63,7 @@ class Engine:
         self._checkpoint = checkpoint
         self._publish = publish
         self._on_state = on_state
+        self._num_token_ids = num_token_ids
         self._state = EngineState(EnginePhase.LOADING, "starting")
         self._core: EngineCore | None = None
         self._stop_asked = threading.Event()
@@ -155,7 +158,7 @@ class Engine:
         max_model_len = self._effective_model_len(budget)
         self._report(0.98, "warming up")
         warm_up(decoder, kv)
-        runner = ModelRunner(decoder=decoder, kv=kv, max_model_len=max_model_len)
+        runner = ModelRunner(decoder=decoder, kv=kv, max_model_len=max_model_len, num_token_ids=self._num_token_ids)
         executor = ThreadedExecutor(runner, thread) if thread else DirectExecutor(runner)
         self._core = self._build_core(executor, budget, max_model_len)
         self._set_state(

@@ -9,15 +9,32 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine_core.messages import TokenLogprobs
+from engine_core.model.sampler import OwnTokens
 from engine_core.sampling_params import SamplingParams
 from engine_core.scheduler.output import NewRequestData, SchedulerOutput
 from kernels.backend import IntArray, StepMeta
 
 
 class RequestRow:
-    """One running request: its tokens, its block table and how to sample it."""
+    """One running request: its tokens, its block table and how to sample it.
 
-    __slots__ = ("_block_ids", "_token_ids", "num_blocks", "num_prompt_tokens", "num_tokens", "request_id", "sampling")
+    Attributes:
+        prompt_logprobs: Of the prompt's tokens from the second on, as far as computed, where the request asked for them
+            and has not got them; else None. A request that comes back without an output starts anew, one that has
+            outputs has them.
+    """
+
+    __slots__ = (
+        "_block_ids",
+        "_token_ids",
+        "num_blocks",
+        "num_prompt_tokens",
+        "num_tokens",
+        "prompt_logprobs",
+        "request_id",
+        "sampling",
+    )
 
     def __init__(self, data: NewRequestData, *, max_model_len: int, block_size: int) -> None:
         self.request_id = data.request_id
@@ -30,10 +47,18 @@ class RequestRow:
         self._token_ids[: self.num_tokens] = data.token_ids
         self.num_blocks = 0
         self.append_blocks(data.block_ids)
+        is_gathering = self.sampling.num_prompt_logprobs is not None and self.num_tokens == self.num_prompt_tokens
+        self.prompt_logprobs: list[TokenLogprobs] | None = [] if is_gathering else None
 
     @property
     def num_output_tokens(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
+
+    def own_tokens(self) -> OwnTokens:
+        return OwnTokens(
+            prompt=self._token_ids[: self.num_prompt_tokens],
+            output=self._token_ids[self.num_prompt_tokens : self.num_tokens],
+        )
 
     def tokens(self, start: int, stop: int) -> IntArray:
         return self._token_ids[start:stop]
@@ -52,18 +77,37 @@ class RequestRow:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogits:
+    """A run of logit rows, each of which foretold a token of a prompt.
+
+    Attributes:
+        row: Whose.
+        first_logits: Where the run starts among the step's logit rows.
+        token_ids: [n], the token that came after each.
+    """
+
+    row: RequestRow
+    first_logits: int
+    token_ids: IntArray
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """One step's arrays, and whom the rows of its logits belong to.
 
     Attributes:
         meta: For the decoder and the backend.
-        sampling_rows: [R], the request of each logit row.
-        sampling_lines: [R], its line in the SchedulerOutput's columns.
+        sampling_rows: [S], each request that samples.
+        sampling_lines: [S], its line in the SchedulerOutput's columns.
+        sampling_logits: [S], which of the R logit rows it samples from.
+        prompt_logits: The rest of the logit rows, for requests that asked about their prompts.
     """
 
     meta: StepMeta
     sampling_rows: list[RequestRow]
     sampling_lines: list[int]
+    sampling_logits: list[int]
+    prompt_logits: list[PromptLogits]
 
 
 class InputBatch:
@@ -95,14 +139,30 @@ class InputBatch:
         rows = [self._rows[output.req_ids[line]] for line in lines]
         q_lens = np.array([output.token_counts[line] for line in lines], np.int32)
         q_starts = np.array([output.starts[line] for line in lines], np.int32)
-        ends = (q_starts + q_lens).tolist()
-        # Whoever reaches the last token that this runner knows samples: a step scheduled before the tokens of the one
-        # before it were known finds them here.
-        sampling = [index for index, row in enumerate(rows) if ends[index] == row.num_tokens]
-        meta = self._lay_out(rows, q_starts, q_lens, sampling)
-        return StepInputs(meta, [rows[index] for index in sampling], [lines[index] for index in sampling])
+        starts, ends = q_starts.tolist(), (q_starts + q_lens).tolist()
+        logit_tokens: list[int] = []  # indices into the step's tokens
+        sampling, sampling_logits, prompt_logits = list[int](), list[int](), list[PromptLogits]()
+        end_token = 0
+        for index, row in enumerate(rows):
+            start, end = starts[index], ends[index]
+            first_token, end_token = end_token, end_token + end - start
+            if row.prompt_logprobs is not None:
+                foretold = row.tokens(start + 1, min(end + 1, row.num_prompt_tokens))
+                prompt_logits.append(PromptLogits(row, len(logit_tokens), foretold))
+                logit_tokens += range(first_token, first_token + len(foretold))
+            # Whoever reaches the last token that this runner knows samples: a step scheduled before the tokens of the
+            # one before it were known finds them here.
+            if end == row.num_tokens:
+                sampling.append(index)
+                sampling_logits.append(len(logit_tokens))
+                logit_tokens.append(end_token - 1)
+        meta = self._lay_out(rows, q_starts, q_lens, logit_tokens)
+        sampling_rows, sampling_lines = [rows[index] for index in sampling], [lines[index] for index in sampling]
+        return StepInputs(meta, sampling_rows, sampling_lines, sampling_logits, prompt_logits)
 
-    def _lay_out(self, rows: list[RequestRow], q_starts: IntArray, q_lens: IntArray, sampling: list[int]) -> StepMeta:
+    def _lay_out(
+        self, rows: list[RequestRow], q_starts: IntArray, q_lens: IntArray, logit_tokens: list[int]
+    ) -> StepMeta:
         size = self._block_size
         kv_lens = q_starts + q_lens
         num_pages = -(-kv_lens // size)
@@ -110,14 +170,13 @@ class InputBatch:
         spans = list(zip(rows, q_starts.tolist(), ends, strict=True))
         positions = np.concatenate([np.arange(start, end, dtype=np.int32) for _, start, end in spans])
         slots = [row.blocks(row.num_blocks)[np.arange(start, end) // size] for row, start, end in spans]
-        qo_indptr = _indptr(q_lens)
         return StepMeta(
             num_reqs=len(rows),
             num_tokens=len(positions),
             num_decodes=int((q_lens == 1).sum()),
             max_q_len=int(q_lens.max()),
             max_kv_len=int(kv_lens.max()),
-            qo_indptr=qo_indptr,
+            qo_indptr=_indptr(q_lens),
             kv_indptr=_indptr(num_pages),
             kv_indices=np.concatenate([row.blocks(num) for row, num in zip(rows, num_pages.tolist(), strict=True)]),
             last_page_len=(kv_lens - (num_pages - 1) * size).astype(np.int32),
@@ -125,7 +184,7 @@ class InputBatch:
             token_ids=np.concatenate([row.tokens(start, end) for row, start, end in spans]),
             positions=positions,
             slot_mapping=np.concatenate(slots) * np.int32(size) + positions % size,
-            logit_rows=(qo_indptr[1:] - 1)[np.array(sampling, np.intp)],
+            logit_rows=np.array(logit_tokens, np.int32),
         )
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from engine_core.messages import TokenLogprobs
 from engine_core.model.decoder import Decoder
-from engine_core.model.input_batch import InputBatch
-from engine_core.model.sampler import sample
+from engine_core.model.input_batch import InputBatch, PromptLogits, RequestRow
+from engine_core.model.logprobs import token_logprobs
+from engine_core.model.noise import FloatRow
+from engine_core.model.sampler import is_finite, pick_token
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from kernels.backend import KVPool
+
+_NOT_FINITE = "the model gave logits that are not finite; try another prompt or dtype"
 
 
 class ModelRunner:
@@ -18,12 +23,14 @@ class ModelRunner:
         decoder: The loaded model.
         kv: Pages; page ids are the scheduler's block ids.
         max_model_len: Context in tokens.
+        num_token_ids: Ids that the tokenizer knows; None = the model's whole vocabulary. The rest is never sampled.
     """
 
-    def __init__(self, *, decoder: Decoder, kv: KVPool, max_model_len: int) -> None:
+    def __init__(self, *, decoder: Decoder, kv: KVPool, max_model_len: int, num_token_ids: int | None = None) -> None:
         self._decoder = decoder
         self._kv = kv
         self._batch = InputBatch(max_model_len=max_model_len, block_size=kv.page_size)
+        self._num_token_ids = min(num_token_ids or decoder.arch.vocab_size, decoder.arch.vocab_size)
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
@@ -32,19 +39,43 @@ class ModelRunner:
         if output.total_num_scheduled_tokens == 0:
             return ModelRunnerOutput()
         step = self._batch.build_step(output)
-        logits = self._decoder.forward(step.meta, self._kv)
+        logits: FloatRow = self._decoder.forward(step.meta, self._kv).cpu().contiguous().numpy()
         result = ModelRunnerOutput(token_ids=[-1] * len(output.req_ids))
-        rows = step.sampling_rows
-        if not rows:
-            return result
-        samples = sample(logits, [row.sampling for row in rows], [row.num_output_tokens for row in rows])
-        for row, line, token_id, is_valid in zip(
-            rows, step.sampling_lines, samples.token_ids, samples.is_valid, strict=True
-        ):
-            # Also where it is not valid: a step that is scheduled already takes a token from here.
-            row.append_token(token_id)
-            if is_valid:
-                result.token_ids[line] = token_id
-            else:
-                result.errors[row.request_id] = "the model gave logits that are not finite; try another prompt or dtype"
+        for prompt in step.prompt_logits:
+            self._read_prompt(prompt, logits, result)
+        for row, line, index in zip(step.sampling_rows, step.sampling_lines, step.sampling_logits, strict=True):
+            result.token_ids[line] = self._sample(row, logits[index], result)
         return result
+
+    def _sample(self, row: RequestRow, logits: FloatRow, result: ModelRunnerOutput) -> int:
+        """Pick a row's next token, or end its request with an error; return what goes into the column."""
+        if not is_finite(logits):
+            result.errors[row.request_id] = _NOT_FINITE
+        if row.request_id in result.errors:
+            row.append_token(0)  # a step that is scheduled already takes a token from here
+            return -1
+        token_id = pick_token(logits[: self._num_token_ids], row.sampling, row.own_tokens())
+        row.append_token(token_id)
+        num_top = row.sampling.num_logprobs
+        if num_top is not None:
+            result.logprobs[row.request_id] = [self._look_up(logits, token_id, num_top)]
+        if row.prompt_logprobs is not None:
+            assert len(row.prompt_logprobs) == row.num_prompt_tokens - 1, "the whole prompt was computed for it"
+            result.prompt_logprobs[row.request_id] = row.prompt_logprobs
+            row.prompt_logprobs = None
+        return token_id
+
+    def _read_prompt(self, prompt: PromptLogits, logits: FloatRow, result: ModelRunnerOutput) -> None:
+        """Take in what a chunk says about its prompt."""
+        row = prompt.row
+        num_top = row.sampling.num_prompt_logprobs
+        assert num_top is not None and row.prompt_logprobs is not None, "asked for"
+        for index, token_id in enumerate(prompt.token_ids.tolist(), start=prompt.first_logits):
+            if not is_finite(logits[index]):
+                result.errors[row.request_id] = _NOT_FINITE
+                row.prompt_logprobs = None
+                return
+            row.prompt_logprobs.append(self._look_up(logits[index], token_id, num_top))
+
+    def _look_up(self, logits: FloatRow, token_id: int, num_top: int) -> TokenLogprobs:
+        return token_logprobs(logits, token_id, num_top, self._num_token_ids)

@@ -5,6 +5,7 @@ Source: scheduler.md 1.11, K7, V9.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 from engine_core.kv_cache.manager import KVCacheManager
@@ -48,6 +49,8 @@ class ResultApplier:
             self._apply_row(row, [token_id, *more] if token_id >= 0 else more, outputs)
         if any(output.finish_reason for output in outputs.outputs):
             self._lifecycle.sweep_running()
+        if result.logprobs or result.prompt_logprobs:
+            _attach_logprobs(result, outputs)
         return outputs
 
     def _apply_decodes(self, decodes: list[Request], token_ids: list[int], outputs: EngineCoreOutputs) -> None:
@@ -141,3 +144,27 @@ class ResultApplier:
                 outputs.append(
                     self._lifecycle.finish(request, RequestStatus.FINISHED_ERROR, error=error, is_suspect=True)
                 )
+
+
+def _attach_logprobs(result: ModelRunnerOutput, outputs: EngineCoreOutputs) -> None:
+    """Give each new token its logprobs, and move lines that get some from the columns to the records.
+
+    Those of tokens that nobody gets (behind a stop, of a request that has ended) are dropped.
+    """
+    columns = list(zip(outputs.token_req_ids, outputs.token_ids, strict=True))
+    outputs.token_req_ids[:] = [request_id for request_id, _ in columns if request_id not in result.logprobs]
+    outputs.token_ids[:] = [token_id for request_id, token_id in columns if request_id not in result.logprobs]
+    moved = [EngineCoreOutput(request_id, [token]) for request_id, token in columns if request_id in result.logprobs]
+    outputs.outputs[:] = [_with_logprobs(output, result) for output in (*outputs.outputs, *moved)]
+
+
+def _with_logprobs(output: EngineCoreOutput, result: ModelRunnerOutput) -> EngineCoreOutput:
+    num_tokens = len(output.new_token_ids)
+    if not num_tokens:
+        return output
+    logprobs = result.logprobs.get(output.request_id)
+    return replace(
+        output,
+        logprobs=None if logprobs is None else logprobs[:num_tokens],
+        prompt_logprobs=result.prompt_logprobs.get(output.request_id),
+    )
