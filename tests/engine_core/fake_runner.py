@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
-from engine_core.messages import FinishReason
+from engine_core.messages import FinishReason, TokenLogprobs
 from engine_core.sampling_params import SamplingParams
 from engine_core.scheduler.output import ModelRunnerOutput, NewRequestData, SchedulerOutput
 
@@ -31,6 +31,21 @@ def mix(*values: int) -> int:
 def sample_token(chain: int, seed: int, output_index: int) -> int:
     """Return the token that the fake model picks after a context; depends on nothing else."""
     return mix(chain, seed, output_index) % VOCAB_SIZE
+
+
+def token_logprobs(chain: int, token_id: int, num_top: int) -> TokenLogprobs:
+    """Return what the fake model thinks of a token after a context."""
+    top = tuple(mix(chain, place) % VOCAB_SIZE for place in range(num_top))
+    return TokenLogprobs(token_id, -float(mix(chain, token_id) % 1000), 1 + chain % 7, top, (-1.0,) * num_top)
+
+
+def expect_logprobs(tokens: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+    """Return those of each token after the first, computed without any scheduler."""
+    found, chain = [], 0
+    for token, following in pairwise(tokens):
+        chain = mix(chain, token)
+        found.append(token_logprobs(chain, following, num_top))
+    return found
 
 
 def expect_output(
@@ -65,6 +80,7 @@ class _Row:
     params: SamplingParams
     block_ids: list[int]
     num_computed: int
+    num_found: int  # of the tokens computed, those that it did not compute itself
     rejections: list[int] = field(default_factory=list)  # by step that sampled
     chains: list[int] = field(default_factory=list)  # chains[p]: hash of tokens[0..p]
 
@@ -72,6 +88,9 @@ class _Row:
         for p in range(len(self.chains), position + 1):
             self.chains.append(mix(self.chains[-1] if p else 0, self.tokens[p]))
         return self.chains[position]
+
+    def logprobs(self, start: int, stop: int, num_top: int) -> list[TokenLogprobs]:
+        return [token_logprobs(self.chain(p - 1), self.tokens[p], num_top) for p in range(start, stop)]
 
     def guess(self, num_tokens: int) -> list[int]:
         """Return the next tokens that it will sample."""
@@ -136,6 +155,8 @@ class FakeModelRunner:
                 self._spoil_step_of(request_id, spans[request_id])
         result = ModelRunnerOutput.of(output, sampled)
         result.errors = errors
+        for request_id, token_ids in sampled.items():
+            self._report(request_id, len(token_ids), result)
         return result
 
     def spoil(self, block_ids: Sequence[int]) -> None:
@@ -171,6 +192,7 @@ class FakeModelRunner:
             params=new.sampling_params,
             block_ids=list(new.block_ids),
             num_computed=new.num_computed_tokens,
+            num_found=new.num_computed_tokens,
         )
 
     def _lay_out(self, row: _Row, count: int, drafts: list[int]) -> _Span:
@@ -222,6 +244,16 @@ class FakeModelRunner:
         row.num_computed += len(sampled) - 1
         row.rejections.append(span.num_drafts + 1 - len(sampled))
         return sampled
+
+    def _report(self, request_id: str, num_sampled: int, result: ModelRunnerOutput) -> None:
+        """Give the logprobs that a row asked for, of the tokens that it has just sampled and of its prompt."""
+        row = self.rows[request_id]
+        first = len(row.tokens) - num_sampled
+        if num_sampled and row.params.num_logprobs is not None:
+            result.logprobs[request_id] = row.logprobs(first, len(row.tokens), row.params.num_logprobs)
+        if num_sampled and first == row.num_prompt_tokens and row.params.num_prompt_logprobs is not None:
+            assert row.num_found == 0, f"{request_id}: who asks about the prompt must compute all of it"
+            result.prompt_logprobs[request_id] = row.logprobs(1, first, row.params.num_prompt_logprobs)
 
     def _spoil_step_of(self, request_id: str, span: _Span) -> None:
         """Ruin what a failed request wrote in this step; rows that share a block have computed it rightly as well."""
