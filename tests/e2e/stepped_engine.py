@@ -17,6 +17,7 @@ import torch
 from engine_core import EngineCoreOutput, EngineCoreRequest, FinishReason, SamplingParams, SchedulerConfig
 from engine_core.engine import open_checkpoint
 from engine_core.kv_cache.manager import KVCacheManager
+from engine_core.messages import TokenLogprobs
 from engine_core.model.decoder import Decoder
 from engine_core.model.loader import load_decoder
 from engine_core.model.runner import ModelRunner
@@ -72,6 +73,8 @@ class SteppedEngine:
     Attributes:
         steps: Every step that was scheduled.
         token_ids: Output tokens by request id.
+        logprobs: Of the output tokens, by request id, where asked for.
+        prompt_logprobs: Of the prompt's tokens, by request id, where asked for.
         num_cached_tokens: Prompt tokens that each request found in the cache when it was first admitted.
         num_preemptions: How often each request lost its blocks.
     """
@@ -101,6 +104,8 @@ class SteppedEngine:
         )
         self.steps: list[SchedulerOutput] = []
         self.token_ids: dict[str, list[int]] = {}
+        self.logprobs: dict[str, list[TokenLogprobs]] = {}
+        self.prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self.num_cached_tokens: dict[str, int] = {}
         self.num_preemptions: Counter[str] = Counter()
         self._in_flight: deque[SchedulerOutput] = deque()
@@ -109,7 +114,14 @@ class SteppedEngine:
         """Let a request wait."""
         self.token_ids[ask.name] = []
         self.scheduler.add_request(
-            EngineCoreRequest(ask.name, list(ask.prompt), ask.params, arrival_time=0.0, priority=ask.priority)
+            EngineCoreRequest(
+                ask.name,
+                list(ask.prompt),
+                ask.params,
+                arrival_time=0.0,
+                priority=ask.priority,
+                skip_reading_prefix_cache=ask.params.num_prompt_logprobs is not None,
+            )
         )
 
     def generate(
@@ -174,3 +186,8 @@ class SteppedEngine:
         if not tokens:
             self.num_cached_tokens[output.request_id] = output.num_cached_tokens
         tokens += output.new_token_ids
+        if output.logprobs is not None:
+            self.logprobs.setdefault(output.request_id, []).extend(output.logprobs)
+        if output.prompt_logprobs is not None:
+            assert output.request_id not in self.prompt_logprobs, "prompt logprobs come once"
+            self.prompt_logprobs[output.request_id] = output.prompt_logprobs
