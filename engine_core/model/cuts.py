@@ -11,8 +11,9 @@ Places = NDArray[np.intp]
 
 # Of a usual row, the tokens within so much of its best logit are a few hundred, and more than anybody's top_k.
 _USUAL_HEAD = np.float32(10.0)
-# The first look at a nucleus: at most 1,000 tokens can be so likely, and nearly always they are enough.
-_USUAL_PROBABILITY = 1e-3
+# How far down to look for a nucleus: at most 1,000 tokens can be as likely as the first says, and mostly they are
+# enough. The last takes everything.
+_USUAL_PROBABILITIES = (1e-3, 1e-4, 1e-5, 0.0)
 
 
 def likeliest(logits: FloatRow, num: int) -> Places:
@@ -41,31 +42,20 @@ def by_likelihood(logits: FloatRow, places: Places) -> Places:
 
 
 def nucleus(logits: FloatRow, weights: FloatRow, top_p: float) -> Places:
-    """Return the smallest set of likeliest tokens whose share of all weight reaches ``top_p``, likeliest first.
+    """Return the smallest set of likeliest tokens whose share of all weight reaches ``top_p``, in the order of the row.
 
     Args:
-        logits: [n], for the order: weights may be equal where logits are not.
-        weights: [n], not negative, at least one above 0.
+        logits: [n], which say who comes first: weights may be equal where logits are not.
+        weights: [n], not negative, at least one above 0; they rise with the logits.
         top_p: Below 1.
     """
-    goal = top_p * float(weights.sum(dtype=np.float64))
-    for least in _least_weights(weights, top_p):
-        head = np.flatnonzero(weights >= least)
-        mass = float(weights[head].sum(dtype=np.float64))
-        if mass >= goal:
-            break
-    order = by_likelihood(logits, head)
-    before = np.cumsum(weights[order], dtype=np.float64)
-    # A token stays while those before it have not reached the goal; the first always does, however small the goal.
-    return order[: 1 + int(np.count_nonzero(before[:-1] < goal))]
-
-
-def _least_weights(weights: FloatRow, top_p: float) -> tuple[np.float32, np.float32, np.float32]:
-    """Weights to look down to, each only if what the one before it left is too little.
-
-    All tokens below the second weigh less than 1 - top_p of the whole together, so those above it suffice, rounding
-    aside.
-    """
     total = float(weights.sum(dtype=np.float64))
-    enough = (1.0 - top_p) * total / len(weights)
-    return np.float32(max(_USUAL_PROBABILITY * total, enough)), np.float32(enough), np.float32(0.0)
+    goal = top_p * total
+    for probability in _USUAL_PROBABILITIES:
+        head = np.flatnonzero(weights >= np.float32(probability * total))
+        if float(weights[head].sum(dtype=np.float64)) >= goal:
+            break
+    before = np.cumsum(np.sort(weights[head])[::-1], dtype=np.float64)
+    # A token stays while those before it have not reached the goal; the first always does, however small the goal.
+    num_kept = 1 + int(np.count_nonzero(before[:-1] < goal))
+    return head if num_kept == len(head) else head[_greatest(logits[head], num_kept)]
