@@ -46,11 +46,18 @@ class EngineDriver:
         backend: str = "torch",
         cache: CacheConfig = CacheConfig(block_size=32, num_blocks=512),  # noqa: B008 - frozen
         scheduler: SchedulerConfig = SchedulerConfig(),  # noqa: B008 - frozen
+        num_token_ids: int | None = None,
     ) -> None:
         self.outputs: queue.SimpleQueue[EngineCoreOutputs] = queue.SimpleQueue()
         self._settled = threading.Event()
         config = EngineConfig(ModelConfig(path, dtype), cache, scheduler, DeviceConfig(backend))
-        self.engine = Engine(config, open_checkpoint(path), publish=self.outputs.put, on_state=self._note)
+        self.engine = Engine(
+            config,
+            open_checkpoint(path),
+            publish=self.outputs.put,
+            on_state=self._note,
+            num_token_ids=num_token_ids,
+        )
         self._num_requests = 0
         self.num_preemptions = 0
 

@@ -154,6 +154,14 @@ def test_logits_that_are_not_finite_end_one_request_only(checkpoint: Path, monke
     assert ends == {"r1": FinishReason.ERROR, "r2": FinishReason.LENGTH}
 
 
+def test_ids_that_the_tokenizer_does_not_know_are_never_sampled(checkpoint: Path) -> None:
+    drawn = greedy(60, temperature=100.0, seed=3)
+    with EngineDriver(checkpoint, cache=CACHE) as driver:
+        assert max(driver.generate([PROMPTS[0]], drawn)[0]) > 90
+    with EngineDriver(checkpoint, cache=CACHE, num_token_ids=20) as driver:
+        assert max(driver.generate([PROMPTS[0]], drawn)[0]) < 20
+
+
 def test_an_abort_ends_a_running_request(checkpoint: Path) -> None:
     with EngineDriver(checkpoint, cache=CACHE) as driver:
         request_id = driver.submit([1, 2, 3], greedy(250))
