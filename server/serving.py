@@ -131,7 +131,13 @@ def create_client(loaded: LoadedModel, metrics: ServerMetrics) -> InProcEngineCl
         new_decode_stream=loaded.tokenizer.decode_stream, token_bytes=loaded.tokenizer.token_bytes, metrics=metrics
     )
     return InProcEngineClient(
-        lambda publish, on_state: Engine(loaded.config, loaded.checkpoint, publish=publish, on_state=on_state),
+        lambda publish, on_state: Engine(
+            loaded.config,
+            loaded.checkpoint,
+            publish=publish,
+            on_state=on_state,
+            num_token_ids=loaded.tokenizer.num_token_ids,
+        ),
         processor,
     )
 
