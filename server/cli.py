@@ -14,17 +14,24 @@ from importlib import metadata
 from typing import NoReturn
 
 from engine_core import CheckpointError, ConfigError, EngineError
-from server.config import ServerConfig, add_flags, build_config
+from server.batch.files import BatchFileError, open_files
+from server.config import ServerConfig, add_flags, build_config, field_names
 from server.daemon import ExitCode
 from server.listener import ListenError, bind
 from server.model_resolver import ModelResolveError, fetch_embedded_model, resolve_model
 from server.startup_report import StartupReport
 
 _DESCRIPTION = "Pointsman, an LLM serving daemon with OpenAI's HTTP API."
+_BATCH_DESCRIPTION = """Run OpenAI batch lines ({"custom_id", "method": "POST", "url", "body"}) offline, in one process.
+OUT.jsonl is written as OUT.jsonl.partial and renamed when it is complete. Exit code: 0 = every line has an answer with
+status 200; 1 = complete, but some lines hold an error; 70 = the engine died, and lines from there on say so;
+74 = a file cannot be read or written; 130 = interrupted, and the answers so far are in OUT.jsonl.partial."""
 _ENV_NOTE = "Every flag is also an environment variable: --max-num-seqs is POINTSMAN_MAX_NUM_SEQS. A flag wins."
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _CHATTY_LOGGERS = ("uvicorn", "httpx", "httpcore", "huggingface_hub", "filelock", "urllib3", "asyncio")
 _ARGPARSE_ERROR = 2  # as every argparse program's
+
+_Command = Callable[[argparse.Namespace, ServerConfig, StartupReport], int]
 
 # The most special first: the first class that matches decides.
 _EXIT_CODES: tuple[tuple[type[Exception], ExitCode], ...] = (
@@ -32,6 +39,7 @@ _EXIT_CODES: tuple[tuple[type[Exception], ExitCode], ...] = (
     (ModelResolveError, ExitCode.NO_MODEL),
     (CheckpointError, ExitCode.BAD_MODEL),
     (ListenError, ExitCode.PORT_TAKEN),
+    (BatchFileError, ExitCode.FILE_ERROR),
     (EngineError, ExitCode.ENGINE_DIED),
 )
 
@@ -70,11 +78,28 @@ def build_parser() -> argparse.ArgumentParser:
         "serve", help="serve a model over HTTP", description=_DESCRIPTION, epilog=_ENV_NOTE, allow_abbrev=False
     )
     add_flags(serve)
+    _add_batch(commands)
     fetch = commands.add_parser(
         "fetch", help="download the embedded model, unless it is there", epilog=_ENV_NOTE, allow_abbrev=False
     )
     add_flags(fetch, only=("cache_dir",))
     return parser
+
+
+def _add_batch(commands: argparse._SubParsersAction[_Parser]) -> None:
+    batch = commands.add_parser(
+        "batch",
+        help="answer a file of requests, without a port",
+        description=_BATCH_DESCRIPTION,
+        epilog=_ENV_NOTE,
+        allow_abbrev=False,
+    )
+    batch.add_argument("input", metavar="IN.jsonl", help="OpenAI's batch lines; - reads standard input")
+    batch.add_argument("output", metavar="OUT.jsonl", help="one line of answer each, in order; - is standard output")
+    batch.add_argument("--force", action="store_true", help="Overwrite OUT.jsonl and OUT.jsonl.partial.")
+    # Whatever POINTSMAN_HOST says: nothing listens.
+    batch.set_defaults(host="127.0.0.1")
+    add_flags(batch, only=field_names() - {"host", "port", "insecure"})
 
 
 def get_version() -> str:
@@ -88,17 +113,26 @@ def get_version() -> str:
 def _run(arguments: argparse.Namespace, environment: Mapping[str, str], report: StartupReport) -> int:
     config = build_config(vars(arguments), environment)
     set_up_logging(config.log_level)
-    commands: dict[str, Callable[[ServerConfig, StartupReport], int]] = {"serve": _serve, "fetch": _fetch}
-    return commands[arguments.command](config, report)
+    commands: dict[str, _Command] = {"serve": _serve, "batch": _batch, "fetch": _fetch}
+    return commands[arguments.command](arguments, config, report)
 
 
-def _fetch(config: ServerConfig, report: StartupReport) -> int:
+def _fetch(arguments: argparse.Namespace, config: ServerConfig, report: StartupReport) -> int:
     path = fetch_embedded_model(config.cache_dir, progress=report.line)
     report.line(f"The embedded model is at {path}.")
     return ExitCode.OK
 
 
-def _serve(config: ServerConfig, report: StartupReport) -> int:
+def _batch(arguments: argparse.Namespace, config: ServerConfig, report: StartupReport) -> int:
+    # The files first, as for _serve its port.
+    with open_files(arguments.input, arguments.output, force=arguments.force) as (source, output):
+        model = resolve_model(config.model, progress=report.line, cache_dir=config.cache_dir)
+        from server.serving import run_batch
+
+        return run_batch(config, model=model, source=source, output=output, report=report, version=get_version())
+
+
+def _serve(arguments: argparse.Namespace, config: ServerConfig, report: StartupReport) -> int:
     # The port first: it is not worth a download to learn that it is taken.
     with bind(config.host, config.port) as sock:
         model = resolve_model(config.model, progress=report.line, cache_dir=config.cache_dir)

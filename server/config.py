@@ -269,6 +269,11 @@ def add_flags(parser: argparse.ArgumentParser, only: Container[str] | None = Non
             )
 
 
+def field_names() -> frozenset[str]:
+    """Return the names of everything that can be set."""
+    return frozenset(field.name for field, _ in _flags())
+
+
 def build_config(given: Mapping[str, Any], environment: Mapping[str, str]) -> ServerConfig:
     """Return the checked configuration: a flag beats its variable, which beats the default.
 

@@ -34,11 +34,13 @@ class ExitCode(IntEnum):
     """How the process ends. Source: sysexits.h."""
 
     OK = 0
+    SOME_FAILED = 1
     USAGE = 64
     BAD_MODEL = 65
     NO_MODEL = 66
     PORT_TAKEN = 69
     ENGINE_DIED = 70
+    FILE_ERROR = 74
     INTERRUPTED = 130
 
 

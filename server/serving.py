@@ -1,4 +1,4 @@
-"""`pointsman serve`: everything that serves one model, put together. Imports the engine, hence torch."""
+"""`pointsman serve` and `batch`: everything that serves one model, put together. Imports the engine, hence torch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import socket
 import sys
 from dataclasses import dataclass
 
+from fastapi import FastAPI
+
 from engine_core import EngineConfig, EngineState
 from engine_core.engine import Checkpoint, Engine, open_checkpoint
 from server.admission import Admission, SamplingDefaults
 from server.app import AppSettings, create_app
+from server.batch.files import BatchInput, BatchOutput
+from server.batch.job import BatchJob
 from server.chat_template import ChatTemplate, ChatTemplateError
 from server.config import ServerConfig
 from server.daemon import Daemon, ExitCode
@@ -49,6 +53,23 @@ class LoadedModel:
     chat_template: ChatTemplate | None
 
 
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One model's whole server, but for what drives it: a port, or a file of requests.
+
+    Attributes:
+        loaded: The model.
+        client: Of its engine, not yet started.
+        app: The application over it.
+        metrics: What the application shows at /metrics.
+    """
+
+    loaded: LoadedModel
+    client: InProcEngineClient
+    app: FastAPI
+    metrics: ServerMetrics
+
+
 def serve(
     config: ServerConfig, *, model: ResolvedModel, sock: socket.socket, report: StartupReport, version: str
 ) -> ExitCode:
@@ -66,6 +87,55 @@ def serve(
         ConfigError: The configuration does not fit the model.
         ListenError: The port was opened by another program meanwhile.
     """
+    service = build_service(config, model=model, version=version)
+    loaded = service.loaded
+    listen(sock)
+    url = format_url(config.host, sock.getsockname()[1])
+    report.line(
+        format_summary(
+            version=version,
+            model_name=loaded.name,
+            architecture=loaded.checkpoint.arch.architecture,
+            config=loaded.config,
+            url=url,
+        )
+    )
+
+    def announce(state: EngineState) -> None:
+        cache = loaded.config.cache
+        service.metrics.set_cache_config(
+            state, cache_dtype=loaded.config.model.dtype, enable_prefix_caching=cache.enable_prefix_caching
+        )
+        report.line(format_memory(state))
+        print(format_curl(url, loaded.name, has_chat=loaded.chat_template is not None), flush=True)
+
+    return Daemon(client=service.client, app=service.app, sock=sock, report=report, on_ready=announce).run()
+
+
+def run_batch(
+    config: ServerConfig,
+    *,
+    model: ResolvedModel,
+    source: BatchInput,
+    output: BatchOutput,
+    report: StartupReport,
+    version: str,
+) -> ExitCode:
+    """Answer a file of requests without a port; arguments and errors as for serve, and the batch's two files."""
+    service = build_service(config, model=model, version=version)
+    job = BatchJob(
+        client=service.client,
+        app=service.app,
+        source=source,
+        output=output,
+        max_num_seqs=config.max_num_seqs,
+        report=report,
+    )
+    return job.run()
+
+
+def build_service(config: ServerConfig, *, model: ResolvedModel, version: str) -> Service:
+    """Put together everything that serves one model; nothing is started. Errors as for open_model."""
     loaded = open_model(config, model)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     assert loaded.config.model.max_model_len is not None, "resolve() settles it"
@@ -83,27 +153,7 @@ def serve(
             has_forced_usage=config.enable_force_include_usage,
         ),
     )
-    listen(sock)
-    url = format_url(config.host, sock.getsockname()[1])
-    report.line(
-        format_summary(
-            version=version,
-            model_name=loaded.name,
-            architecture=loaded.checkpoint.arch.architecture,
-            config=loaded.config,
-            url=url,
-        )
-    )
-
-    def announce(state: EngineState) -> None:
-        cache = loaded.config.cache
-        metrics.set_cache_config(
-            state, cache_dtype=loaded.config.model.dtype, enable_prefix_caching=cache.enable_prefix_caching
-        )
-        report.line(format_memory(state))
-        print(format_curl(url, loaded.name, has_chat=loaded.chat_template is not None), flush=True)
-
-    return Daemon(client=client, app=app, sock=sock, report=report, on_ready=announce).run()
+    return Service(loaded, client, app, metrics)
 
 
 def open_model(config: ServerConfig, model: ResolvedModel) -> LoadedModel:

@@ -20,11 +20,14 @@ class StartupReport:
 
     Args:
         out: A terminal, where progress overwrites itself, or a file.
+
+    Attributes:
+        is_terminal: Whether ``overwrite`` makes sense.
     """
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out if out is not None else sys.stderr
-        self._is_terminal = self._out.isatty()
+        self.is_terminal = self._out.isatty()
         self._is_line_open = False
         self._last_quarter = -1
 
@@ -34,12 +37,16 @@ class StartupReport:
         self._is_line_open = False
         self._write(f"{below}{text}\n")
 
+    def overwrite(self, text: str) -> None:
+        """Write progress on a terminal, in place of the progress before it."""
+        self._write(f"\r\x1b[K{text}")
+        self._is_line_open = True
+
     def loading(self, state: EngineState) -> None:
         """Show how far loading is."""
         text = f"Loading {state.progress:4.0%}  {state.detail}"
-        if self._is_terminal:
-            self._write(f"\r\x1b[K{text}")
-            self._is_line_open = True
+        if self.is_terminal:
+            self.overwrite(text)
         elif (quarter := int(state.progress * _PROGRESS_STEPS)) > self._last_quarter:
             self._last_quarter = quarter
             self.line(text)

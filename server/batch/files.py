@@ -1,0 +1,184 @@
+"""The two files of a batch: read lazily, line by line, and written beside the final name until all of it is there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+# A body may have 16 MiB; what is around it, and the escapes a client wrote in it, must fit too.
+MAX_LINE_BYTES = 32 * 1024 * 1024
+STANDARD = "-"
+
+
+class BatchFileError(Exception):
+    """A file cannot be read, or not be written. The message is a sentence for the operator."""
+
+
+class BatchInput:
+    """Where lines come from.
+
+    Args:
+        name: A path, or ``-`` for standard input.
+        max_line_bytes: A longer line is cut: it comes as None.
+
+    Raises:
+        BatchFileError: It cannot be opened.
+    """
+
+    def __init__(self, name: str, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+        self._max_line_bytes = max_line_bytes
+        try:
+            self._file: BinaryIO = sys.stdin.buffer if name == STANDARD else open(name, "rb")  # noqa: SIM115
+        except OSError as error:
+            raise BatchFileError(f"{name} cannot be read ({error.strerror}); name another input.") from None
+
+    def count_lines(self) -> int | None:
+        """Return how many lines there are, without moving; None where that cannot be known before reading."""
+        if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+            return None
+        start = self._file.tell()
+        num_lines = sum(1 for _ in self)
+        self._file.seek(start)
+        return num_lines
+
+    def __iter__(self) -> Iterator[bytes | None]:
+        """Yield the lines that are not blank; None for one that is too long to be held.
+
+        Raises:
+            BatchFileError: Reading failed.
+        """
+        while piece := self._read_piece():
+            if len(piece) == self._max_line_bytes and not piece.endswith(b"\n"):
+                self._skip_line()
+                yield None
+            elif piece.strip():
+                yield piece
+
+    def __enter__(self) -> BatchInput:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._file is not sys.stdin.buffer:
+            self._file.close()
+
+    def is_file(self, path: Path) -> bool:
+        """Return whether this input is the file at ``path``."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), path.stat())
+        except OSError:
+            return False
+
+    def _skip_line(self) -> None:
+        while piece := self._read_piece():
+            if piece.endswith(b"\n"):
+                return
+
+    def _read_piece(self) -> bytes:
+        try:
+            return self._file.readline(self._max_line_bytes)
+        except OSError as error:
+            raise BatchFileError(f"The input cannot be read any further ({error.strerror}).") from None
+
+
+class BatchOutput:
+    """Where answers go: ``NAME.partial``, renamed to ``NAME`` by ``finish``; or a stream, written as it comes.
+
+    Args:
+        name: A path, or ``-`` for standard output. What is no regular file, such as a pipe, is written directly.
+        force: Overwrite what is there.
+
+    Attributes:
+        num_lines: Written so far.
+
+    Raises:
+        BatchFileError: It exists, or cannot be created.
+    """
+
+    def __init__(self, name: str, *, force: bool) -> None:
+        self._name = name
+        self.num_lines = 0
+        self._force = force
+        if name == STANDARD or _is_special(name):
+            self._partial_path: Path | None = None
+            self._file: BinaryIO = sys.stdout.buffer if name == STANDARD else _open_for_writing(Path(name))
+            return
+        self._partial_path = Path(name).with_name(Path(name).name + ".partial")
+        for path in (Path(name), self._partial_path):
+            if path.is_dir() or (path.exists() and not force):
+                raise BatchFileError(f"{path} exists; move it away, name another output, or overwrite it with --force.")
+        self._file = _open_for_writing(self._partial_path)
+
+    @property
+    def partial_path(self) -> Path | None:
+        """Where an incomplete output lies; None of a stream."""
+        return self._partial_path
+
+    def write_line(self, line: bytes) -> None:
+        """Write one line, at once: whoever reads a pipe waits for it, and an interrupted run keeps it.
+
+        Raises:
+            BatchFileError: The disk is full, or the reader has left.
+        """
+        try:
+            self._file.write(line + b"\n")
+            self._file.flush()
+            self.num_lines += 1
+        except OSError as error:
+            raise BatchFileError(f"{self._name} cannot be written any further ({error.strerror}).") from None
+
+    def finish(self) -> None:
+        """Give the complete output its name.
+
+        Raises:
+            BatchFileError: Somebody else has taken it meanwhile.
+        """
+        if self._partial_path is None:
+            return
+        self._file.close()
+        if Path(self._name).exists() and not self._force:
+            raise BatchFileError(f"{self._name} has appeared meanwhile, and is not overwritten.")
+        os.replace(self._partial_path, self._name)
+
+    def __enter__(self) -> BatchOutput:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close; what holds no answer leaves no file."""
+        if self._file is not sys.stdout.buffer:
+            self._file.close()
+        if self._partial_path is not None and not self.num_lines:
+            self._partial_path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def open_files(input_name: str, output_name: str, *, force: bool) -> Iterator[tuple[BatchInput, BatchOutput]]:
+    """Open both files of a batch, and close them at the end.
+
+    Raises:
+        BatchFileError: One cannot be opened, the output exists, or they are the same file.
+    """
+    with BatchInput(input_name) as source:
+        if output_name != STANDARD and not _is_special(output_name) and source.is_file(Path(output_name)):
+            raise BatchFileError(f"{output_name} is the input as well; name another output.")
+        with BatchOutput(output_name, force=force) as output:
+            yield source, output
+
+
+def _open_for_writing(path: Path) -> BinaryIO:
+    try:
+        return open(path, "wb")
+    except OSError as error:
+        raise BatchFileError(f"{path} cannot be written ({error.strerror}); name another output.") from None
+
+
+def _is_special(name: str) -> bool:
+    path = Path(name)
+    return path.exists() and not path.is_file() and not path.is_dir()

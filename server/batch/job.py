@@ -1,0 +1,172 @@
+"""The process of a batch, from its open files to the exit code: engine up, lines through, engine down; signals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from fastapi import FastAPI
+
+from engine_core import EnginePhase, EngineState
+from server.batch.files import BatchFileError, BatchInput, BatchOutput
+from server.batch.progress import BatchProgress
+from server.batch.runner import BatchRunner
+from server.daemon import ExitCode
+from server.in_proc_client import InProcEngineClient
+from server.startup_report import StartupReport
+
+_STOP_ENGINE_S = 5.0
+# Twice what runs at once: the engine never waits for the next line to be tokenized.
+_WINDOW_FACTOR = 2
+
+
+class BatchJob:
+    """Runs one batch; use once.
+
+    Args:
+        client: Not yet started.
+        app: The application over it.
+        source: Its lines.
+        output: Its answers.
+        max_num_seqs: Requests that the engine runs at once.
+        report: To the operator.
+        hard_exit: Ends the process at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        client: InProcEngineClient,
+        app: FastAPI,
+        source: BatchInput,
+        output: BatchOutput,
+        max_num_seqs: int,
+        report: StartupReport,
+        hard_exit: Callable[[int], object] = os._exit,
+    ) -> None:
+        self._client = client
+        self._app = app
+        self._source = source
+        self._output = output
+        self._window = max_num_seqs * _WINDOW_FACTOR
+        self._report = report
+        self._hard_exit = hard_exit
+        self._reader = ThreadPoolExecutor(1, "batch-reader")
+        self._is_reading = False
+        self._is_engine_gone = False
+        self._loaded: asyncio.Future[bool] | None = None
+        self._interrupted: asyncio.Event | None = None
+
+    def run(self) -> ExitCode:
+        """Run it on an event loop of its own; return how the process should end."""
+        with asyncio.Runner() as runner:
+            code = runner.run(self.execute())
+        if not self._is_engine_gone or self._is_reading:
+            # A thread is inside native code, or waits for input that may never come.
+            self._output.close()
+            self._hard_exit(code)
+        return code
+
+    async def execute(self) -> ExitCode:
+        """Run it on the running loop, which must be the main thread's; return how the process should end."""
+        loop = asyncio.get_running_loop()
+        self._loaded, self._interrupted = loop.create_future(), asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._take_signal)
+        self._client.start(self._take_state)
+        try:
+            async with self._app.router.lifespan_context(self._app):
+                return await self._race(self._answer_all())
+        except BatchFileError as error:
+            # Told here, not by the caller: run() may have to end the process.
+            self._report.line(f"pointsman: {error}")
+            return ExitCode.FILE_ERROR
+        finally:
+            await self._stop_engine()
+            self._reader.shutdown(wait=False)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    async def _race(self, work: Coroutine[Any, Any, ExitCode]) -> ExitCode:
+        """Run the work, or cancel it when a signal comes."""
+        assert self._interrupted is not None
+        task = asyncio.create_task(work)
+        interrupt = asyncio.create_task(self._interrupted.wait())
+        await asyncio.wait((task, interrupt), return_when=asyncio.FIRST_COMPLETED)
+        interrupt.cancel()
+        if task.done():
+            return task.result()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return ExitCode.INTERRUPTED
+
+    async def _answer_all(self) -> ExitCode:
+        assert self._loaded is not None
+        num_lines = await asyncio.to_thread(self._source.count_lines)
+        if not await self._loaded:
+            return ExitCode.ENGINE_DIED
+        runner = BatchRunner(self._app, window=self._window, is_engine_dead=self._is_engine_dead)
+        progress = BatchProgress(self._report, num_lines)
+
+        def write_line(line: bytes) -> None:
+            self._output.write_line(line)
+            progress.show(runner.tally)
+
+        try:
+            await runner.run(self._read_lines(), write_line)
+            self._output.finish()
+        except BaseException:
+            self._tell_partial()
+            raise
+        finally:
+            progress.end(runner.tally)
+        if self._is_engine_dead():
+            return ExitCode.ENGINE_DIED
+        return ExitCode.SOME_FAILED if runner.tally.num_failed else ExitCode.OK
+
+    async def _read_lines(self) -> AsyncIterator[bytes | None]:
+        # In a thread of its own, not the loop's pool: nobody can interrupt a read, and closing the pool would wait.
+        loop, lines = asyncio.get_running_loop(), iter(self._source)
+        end = object()
+        while True:
+            self._is_reading = True
+            line = await loop.run_in_executor(self._reader, next, lines, end)
+            self._is_reading = False
+            if line is end:
+                return
+            assert line is None or isinstance(line, bytes)
+            yield line
+
+    async def _stop_engine(self) -> None:
+        timeout_s = 0.0 if self._client.state.phase is EnginePhase.LOADING else _STOP_ENGINE_S
+        self._is_engine_gone = await asyncio.to_thread(self._client.shutdown, timeout_s)
+
+    def _tell_partial(self) -> None:
+        if self._output.partial_path is not None and self._output.num_lines:
+            self._report.line(f"The first {self._output.num_lines:,} answers are in {self._output.partial_path}.")
+
+    def _is_engine_dead(self) -> bool:
+        return self._client.state.phase is EnginePhase.DEAD
+
+    def _take_signal(self) -> None:
+        assert self._interrupted is not None
+        if self._interrupted.is_set():
+            self._hard_exit(ExitCode.INTERRUPTED)
+        self._report.line("Stopping; once more stops at once.")
+        self._interrupted.set()
+
+    def _take_state(self, state: EngineState) -> None:
+        assert self._loaded is not None
+        if state.phase is EnginePhase.LOADING:
+            self._report.loading(state)
+        elif state.phase is EnginePhase.READY:
+            self._loaded.set_result(True)
+        elif state.phase is EnginePhase.DEAD:
+            what = "The engine has died" if self._loaded.done() else "The model cannot be loaded"
+            self._report.line(f"{what}: {state.detail}")
+            if not self._loaded.done():
+                self._loaded.set_result(False)

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from server.batch.files import BatchFileError, BatchInput, BatchOutput, open_files
+from tests.server.batch_files import build_line, write_input
+
+
+def test_blank_lines_are_no_lines_and_a_long_one_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"one\n\n  \n" + b"x" * 95 + b"\ntwo\nlast")
+    with BatchInput(str(path), max_line_bytes=10) as source:
+        assert source.count_lines() == 4
+        assert list(source) == [b"one\n", None, b"two\n", b"last"]
+
+
+def test_the_output_has_its_name_only_when_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with BatchOutput(str(path), force=False) as target:
+        target.write_line(b"{}")
+        assert not path.exists()
+        assert (tmp_path / "out.jsonl.partial").read_bytes() == b"{}\n"
+        target.finish()
+    assert path.read_bytes() == b"{}\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.partial"])
+def test_nothing_is_overwritten_without_force(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("dear")
+    out = tmp_path / "out.jsonl"
+    with pytest.raises(BatchFileError, match="--force"):
+        BatchOutput(str(out), force=False)
+    assert (tmp_path / name).read_text() == "dear"
+    with BatchOutput(str(out), force=True) as target:
+        target.write_line(b"new")
+        target.finish()
+    assert out.read_text() == "new\n"
+
+
+def test_an_output_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    with BatchOutput(str(out), force=False) as target:
+        target.write_line(b"new")
+        out.write_text("dear")
+        with pytest.raises(BatchFileError, match="appeared"):
+            target.finish()
+    assert out.read_text() == "dear"
+    assert target.partial_path is not None and target.partial_path.read_text() == "new\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "complaint"),
+    [
+        ("missing.jsonl", "out.jsonl", "missing.jsonl cannot be read"),
+        ("in.jsonl", "no/such/folder.jsonl", "cannot be written"),
+        ("in.jsonl", "in.jsonl", "is the input as well"),
+        ("in.jsonl", ".", "exists"),
+    ],
+)
+def test_files_that_do_not_work_are_refused(tmp_path: Path, source: str, target: str, complaint: str) -> None:
+    write_input(tmp_path, [build_line("a")])
+    files = open_files(str(tmp_path / source), str(tmp_path / target), force=source == target)
+    with pytest.raises(BatchFileError, match=complaint), files:
+        pass
+
+
+def test_a_device_is_written_directly(tmp_path: Path) -> None:
+    with BatchOutput("/dev/null", force=False) as target:
+        target.write_line(b"{}")
+        target.finish()
+    assert target.partial_path is None
+    assert Path("/dev/null").is_char_device()

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_core import EnginePhase, EngineState, FinishReason
+from server.batch.files import open_files
+from server.batch.job import BatchJob
+from server.batch.progress import BatchProgress
+from server.batch.runner import BatchTally
+from server.cli import build_parser, main
+from server.config import build_config
+from server.daemon import ExitCode
+from server.in_proc_client import InProcEngineClient
+from server.metrics import ServerMetrics
+from server.output_processor import OutputProcessor
+from server.startup_report import StartupReport
+from tests.server.batch_files import build_line, numbered_lines, write_input
+from tests.server.fake_engine import CharDecodeStream, FakeEngine, char_bytes, output
+from tests.server.http_helpers import build_app
+
+
+class AnsweringEngine(FakeEngine):
+    """Answers each request at once with one token, until it is told to do something else."""
+
+    def __init__(self, *callbacks: Any) -> None:
+        super().__init__(*callbacks)
+        self.on_request = lambda number: self.answer(number)
+        self.load = lambda: self.set_state(
+            EngineState(EnginePhase.READY, "", 1.0, num_blocks=16, block_size=8, max_model_len=64)
+        )
+
+    def start(self) -> None:
+        self.load()
+
+    def add_request(self, request: Any) -> None:
+        super().add_request(request)
+        self.on_request(len(self.requests))
+
+    def answer(self, number: int) -> None:
+        self.step(output("x", FinishReason.STOP, request_id=self.requests[number - 1].request_id))
+
+
+class Job:
+    """A BatchJob over files in a folder and an engine that the test drives."""
+
+    def __init__(self, folder: Path, num_lines: int) -> None:
+        self.text, self.hard_exits = io.StringIO(), list[int]()
+        self.out = folder / "out.jsonl"
+        self._input = write_input(folder, numbered_lines(num_lines))
+        engines: list[AnsweringEngine] = []
+
+        def create_engine(*callbacks: Any) -> AnsweringEngine:
+            engines.append(AnsweringEngine(*callbacks))
+            return engines[0]
+
+        processor = OutputProcessor(
+            new_decode_stream=CharDecodeStream, token_bytes=char_bytes, metrics=ServerMetrics("m")
+        )
+        self._client = InProcEngineClient(create_engine, processor)
+        self.engine = engines[0]
+
+    def run(self) -> ExitCode:
+        with open_files(str(self._input), str(self.out), force=False) as (source, target):
+            job = BatchJob(
+                client=self._client,
+                app=build_app(self._client),  # type: ignore[arg-type]
+                source=source,
+                output=target,
+                max_num_seqs=1,
+                report=StartupReport(self.text),
+                hard_exit=self.hard_exits.append,
+            )
+            return job.run()
+
+    def read_answers(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.read_text().splitlines()]
+
+    @property
+    def partial(self) -> Path:
+        return self.out.with_name("out.jsonl.partial")
+
+
+def test_a_job_runs_from_file_to_file_and_stops_the_engine(tmp_path: Path) -> None:
+    job = Job(tmp_path, 9)
+    assert job.run() is ExitCode.OK
+    assert [answer["custom_id"] for answer in job.read_answers()] == list("123456789")
+    assert "9/9 lines, 9 tokens," in job.text.getvalue()
+    assert job.engine.shutdown_timeouts == [5.0]
+    assert job.hard_exits == []
+    assert not job.partial.exists()
+
+
+def test_a_job_with_a_failed_line_ends_with_1(tmp_path: Path) -> None:
+    job = Job(tmp_path, 70)  # the last ones do not fit into 64 tokens of context
+    assert job.run() is ExitCode.SOME_FAILED
+    assert job.read_answers()[-1]["response"]["status_code"] == 400
+
+
+def test_ctrl_c_keeps_the_answers_so_far_under_the_partial_name(tmp_path: Path) -> None:
+    job = Job(tmp_path, 9)
+
+    def interrupt_at_fourth(number: int) -> None:
+        if number == 4:  # two are in flight at once: the first two have long been written
+            os.kill(os.getpid(), signal.SIGINT)
+        elif number < 3:
+            job.engine.answer(number)
+
+    job.engine.on_request = interrupt_at_fourth
+    assert job.run() is ExitCode.INTERRUPTED
+    assert not job.out.exists()
+    assert [json.loads(line)["custom_id"] for line in job.partial.read_text().splitlines()] == ["1", "2"]
+    assert "The first 2 answers are in" in job.text.getvalue()
+
+
+def test_ctrl_c_while_loading_leaves_nothing_behind_and_does_not_wait(tmp_path: Path) -> None:
+    job = Job(tmp_path, 1)
+    job.engine.load = lambda: os.kill(os.getpid(), signal.SIGINT)
+    assert job.run() is ExitCode.INTERRUPTED
+    assert job.engine.shutdown_timeouts == [0.0]
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_the_engines_death_is_in_every_line_that_it_left_and_in_the_exit_code(tmp_path: Path) -> None:
+    job = Job(tmp_path, 5)
+    job.engine.on_request = lambda number: job.engine.answer(number) if number < 3 else job.engine.die("a step failed")
+    assert job.run() is ExitCode.ENGINE_DIED
+    answers = job.read_answers()
+    assert [answer["error"]["code"] for answer in answers[2:]] == ["engine_dead"] * 3
+    assert all(answer["response"]["status_code"] == 200 for answer in answers[:2])
+    assert "The engine has died: a step failed" in job.text.getvalue()
+
+
+def test_a_model_that_cannot_be_loaded_leaves_no_output(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2)
+    job.engine.load = lambda: job.engine.die("2 GiB are free")
+    assert job.run() is ExitCode.ENGINE_DIED
+    assert "The model cannot be loaded: 2 GiB are free" in job.text.getvalue()
+    assert not job.out.exists() and not job.partial.exists()
+
+
+# ---------------------------------------------------------------------- telling
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("out", "expected"),
+    [
+        (io.StringIO(), "4/1,000 lines, 40 tokens, 4.0 tokens/s\n"),
+        (Terminal(), "\r\x1b[K4/1,000 lines, 40 tokens, 4.0 tokens/s"),
+    ],
+)
+def test_progress_overwrites_itself_on_a_terminal_and_is_rare_in_a_log(out: io.StringIO, expected: str) -> None:
+    times = iter([0.0, 0.1, 0.1, 10.0, 10.0, 10.1])
+    progress = BatchProgress(StartupReport(out), 1000, clock=lambda: next(times))
+    progress.show(BatchTally(1))  # too early, at 0.1 s
+    next(times)
+    progress.show(BatchTally(4, 0, 40))
+    progress.show(BatchTally(5))  # too early again
+    assert out.getvalue() == expected
+
+
+def test_progress_tells_failures_and_does_without_a_total() -> None:
+    out = io.StringIO()
+    BatchProgress(StartupReport(out), None, clock=iter([0.0, 2.0]).__next__).end(BatchTally(3, 1, 10))
+    assert out.getvalue() == "3 lines, 1 failed, 10 tokens, 5.0 tokens/s\n"
+
+
+def test_the_command_takes_serves_flags_but_those_of_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = build_parser().parse_args(["batch", "in", "-", "model.gguf", "--no-enable-chunked-prefill"])
+    assert (arguments.input, arguments.output, arguments.model) == ("in", "-", "model.gguf")
+    assert arguments.enable_chunked_prefill is False
+    assert build_config(vars(arguments), {"POINTSMAN_HOST": "0.0.0.0", "POINTSMAN_MAX_NUM_BATCHED_TOKENS": "8192"})
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["batch", "in", "out", "--port", "1"])
+
+
+def test_a_taken_output_is_found_before_anything_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_input(tmp_path, [build_line("a")])
+    (tmp_path / "out").write_text("dear")
+    assert main(["batch", str(path), str(tmp_path / "out"), "/no/such/model"]) == 74
+    assert capsys.readouterr().err.endswith("or overwrite it with --force.\n")
