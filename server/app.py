@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 
 from engine_core import EngineDeadError
@@ -20,11 +19,11 @@ from server.errors import ClientGoneError, ErrorKind, RequestError, as_request_e
 from server.generation import ServerStoppingError
 from server.http_limits import BodyLimitMiddleware, LastCatchMiddleware, RequestLabelMiddleware
 from server.http_metrics import HttpMetrics, HttpMetricsMiddleware
+from server.openapi import create_openapi
 from server.request_reader import FieldMetrics, RequestReader
-from server.routes import chat, completions, models, ops, render, tokenize
+from server.routes import chat, completions, docs, models, ops, render, tokenize
 from server.routes.generation import GenerationRoute
 from server.streaming import StreamTiming
-from server.wire_types import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 # Nobody reads it: the client has left. The number is what access logs call that.
 _STATUS_CLIENT_GONE = 499
@@ -74,7 +73,12 @@ def create_app(
 
     name = settings.served_model_name
     app = FastAPI(
-        title="Pointsman", version=settings.version, redoc_url=None, redirect_slashes=False, lifespan=lifespan
+        title="Pointsman",
+        version=settings.version,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
     )
     reader = RequestReader(metrics=metrics, is_strict=settings.is_strict)
     route = GenerationRoute(
@@ -99,6 +103,7 @@ def create_app(
             version=settings.version,
             system_fingerprint=settings.system_fingerprint,
         ),
+        docs.build_router(),
     ):
         app.include_router(router)
     _add_error_handlers(app)
@@ -107,7 +112,7 @@ def create_app(
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(RequestLabelMiddleware)
     app.add_middleware(HttpMetricsMiddleware, metrics=metrics)
-    app.openapi = _create_openapi(app)  # type: ignore[method-assign]
+    app.openapi = create_openapi(app)  # type: ignore[method-assign]
     return app
 
 
@@ -126,20 +131,3 @@ def _add_error_handlers(app: FastAPI) -> None:
         app.add_exception_handler(kind, tell_error)
     app.add_exception_handler(RequestValidationError, tell_invalid)
     app.add_exception_handler(ClientGoneError, tell_nobody)
-
-
-def _create_openapi(app: FastAPI) -> Callable[[], dict[str, Any]]:
-    # The generating endpoints read their bodies themselves, so FastAPI has not seen these types.
-    def build() -> dict[str, Any]:
-        if app.openapi_schema:
-            return app.openapi_schema
-        schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        schemas = schema.setdefault("components", {}).setdefault("schemas", {})
-        for wire_type in (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest):
-            own = wire_type.model_json_schema(ref_template="#/components/schemas/{model}")
-            schemas.update(own.pop("$defs", {}))
-            schemas[wire_type.__name__] = own
-        app.openapi_schema = schema
-        return schema
-
-    return build

@@ -129,7 +129,7 @@ class BatchOutput:
             self._file.flush()
             self.num_lines += 1
         except OSError as error:
-            raise BatchFileError(f"{self._name} cannot be written any further ({error.strerror}).") from None
+            raise BatchFileError(f"The output cannot be written any further ({error.strerror}).") from None
 
     def finish(self) -> None:
         """Give the complete output its name.

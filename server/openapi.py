@@ -1,0 +1,158 @@
+"""The OpenAPI document: FastAPI's, completed with the bodies, answers and error statuses that FastAPI cannot see.
+
+ONE table of what each path answers; the statuses and codes of errors come from errors.ERROR_TABLE.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+from server import reply_types as reply
+from server import wire_types
+from server.errors import ERROR_TABLE, ErrorKind
+
+_REF = "#/components/schemas/{model}"
+_JSON, _EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
+# Of every path, before any route is looked at.
+_ALWAYS = (ErrorKind.BODY_TOO_LARGE, ErrorKind.INTERNAL)
+# An operation that exists is found, and by its own method.
+_NEVER = (ErrorKind.NOT_FOUND, ErrorKind.METHOD_NOT_ALLOWED)
+_WITH_BODY = tuple(kind for kind in ErrorKind if kind not in _NEVER)
+_LOOK_UP = (*_ALWAYS, ErrorKind.MODEL_NOT_FOUND)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """One row: what a path answers.
+
+    Attributes:
+        ok: Type of its JSON; None = it answers in plain text.
+        errors: What may go wrong.
+        chunk: Type of each event, where it streams too.
+        error: Type of a 503's JSON.
+        is_list: The answer is a list of `ok`.
+    """
+
+    ok: type[BaseModel] | None
+    errors: tuple[ErrorKind, ...] = _ALWAYS
+    chunk: type[BaseModel] | None = None
+    error: type[BaseModel] = reply.ErrorReply
+    is_list: bool = False
+
+
+_TABLE: Mapping[str, _Answers] = {
+    "/v1/completions": _Answers(reply.CompletionReply, _WITH_BODY, reply.CompletionChunk),
+    "/v1/chat/completions": _Answers(reply.ChatReply, _WITH_BODY, reply.ChatChunk),
+    "/v1/completions/render": _Answers(reply.RenderedRequest, _WITH_BODY, is_list=True),
+    "/v1/chat/completions/render": _Answers(reply.RenderedRequest, _WITH_BODY),
+    "/tokenize": _Answers(reply.TokenizeReply, _WITH_BODY),
+    "/detokenize": _Answers(reply.DetokenizeReply, _WITH_BODY),
+    "/v1/models": _Answers(reply.ModelList),
+    "/v1/models/{model_id}": _Answers(reply.ModelCard, _LOOK_UP),
+    "/health": _Answers(reply.Status, (*_ALWAYS, ErrorKind.ENGINE_DEAD), error=reply.NotReadyReply),
+    "/ready": _Answers(reply.Status, (*_ALWAYS, ErrorKind.NOT_READY, ErrorKind.ENGINE_DEAD), error=reply.NotReadyReply),
+    "/ping": _Answers(reply.Status),
+    "/version": _Answers(reply.VersionReply),
+    "/metrics": _Answers(None),
+}
+_DESCRIPTION = (
+    "OpenAI's HTTP API, with vLLM's extensions. Every answer has an X-Request-Id; a 503 that is worth another try has "
+    "a Retry-After."
+)
+
+
+class UndocumentedError(Exception):
+    """A route has no row in the table, or a body that wire_types.py does not know."""
+
+
+def create_openapi(app: FastAPI) -> Callable[[], dict[str, Any]]:
+    """Return what builds the document, once; to be put in place of ``app.openapi``.
+
+    Args:
+        app: With all its routes.
+    """
+
+    def build() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = build_document(app)
+        return app.openapi_schema
+
+    return build
+
+
+def build_document(app: FastAPI) -> dict[str, Any]:
+    """Return the document of an application's routes.
+
+    Raises:
+        UndocumentedError: A route is not documented.
+    """
+    document = get_openapi(title=app.title, version=app.version, description=_DESCRIPTION, routes=app.routes)
+    schemas: dict[str, Any] = {}
+    for path, operations in document["paths"].items():
+        if path not in _TABLE:
+            raise UndocumentedError(f"{path} has no row in server.openapi._TABLE: say there what it answers")
+        for operation in operations.values():
+            operation["responses"] = _build_responses(_TABLE[path], schemas)
+            _add_body(operation, schemas)
+    document["components"] = {"schemas": dict(sorted(schemas.items()))}
+    return document
+
+
+def _build_responses(answers: _Answers, schemas: dict[str, Any]) -> dict[str, Any]:
+    responses = {"200": {"description": "Success", "content": _build_content(answers, schemas)}}
+    for status, codes in _codes_by_status(answers.errors).items():
+        # A 503 of a probe says more than an error; its other errors are the usual ones.
+        error = answers.error if status == 503 else reply.ErrorReply
+        content = {_JSON: {"schema": _add_schema(error, schemas)}}
+        responses[str(status)] = {"description": f"`code` is {_join(codes)}", "content": content}
+    return responses
+
+
+def _build_content(answers: _Answers, schemas: dict[str, Any]) -> dict[str, Any]:
+    if answers.ok is None:
+        return {_TEXT: {"schema": {"type": "string"}}}
+    one = _add_schema(answers.ok, schemas)
+    content: dict[str, Any] = {_JSON: {"schema": {"type": "array", "items": one} if answers.is_list else one}}
+    if answers.chunk is not None:
+        _add_schema(answers.chunk, schemas)
+        text = f"With `stream`: true. Each event's data is a {answers.chunk.__name__}; the last is `[DONE]`."
+        content[_EVENTS] = {"schema": {"type": "string", "description": text}}
+    return content
+
+
+def _codes_by_status(kinds: Iterable[ErrorKind]) -> dict[int, list[str]]:
+    codes: defaultdict[int, list[str]] = defaultdict(list)
+    for kind in kinds:
+        row = ERROR_TABLE[kind]
+        codes[row.status].append(row.code)
+    return dict(sorted(codes.items()))
+
+
+def _add_body(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
+    # The routes read their bodies themselves and tell FastAPI no more than the type's name.
+    for content in operation.get("requestBody", {}).get("content", {}).values():
+        name = content["schema"]["$ref"].rsplit("/", 1)[1]
+        wire_type = getattr(wire_types, name, None)
+        if wire_type is None:
+            raise UndocumentedError(f"server.wire_types has no {name}, which a route takes as its body")
+        _add_schema(wire_type, schemas)
+
+
+def _add_schema(model: type[BaseModel], schemas: dict[str, Any]) -> dict[str, Any]:
+    """Add a type's schema, with those that it uses, and return what refers to it."""
+    schema = model.model_json_schema(ref_template=_REF, mode="validation")
+    schemas.update(schema.pop("$defs", {}))
+    schemas[model.__name__] = schema
+    return {"$ref": _REF.format(model=model.__name__)}
+
+
+def _join(codes: list[str]) -> str:
+    *most, last = [f"`{code}`" for code in codes]
+    return f"{', '.join(most)} or {last}" if most else last

@@ -1,0 +1,194 @@
+"""What successful replies look like, as types: for the OpenAPI document, and for tests that hold replies to it.
+
+Nothing at run time is built from these; replies.py and the routes build dicts, which cost a tenth.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Reply(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class ErrorObject(_Reply):
+    """What is wrong and what to change; `code` is for programs, `param` names the field at fault."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(_Reply):
+    """OpenAI's error body."""
+
+    error: ErrorObject
+
+
+class PromptTokensDetails(_Reply):
+    """`cached_tokens`: prompt tokens found in the prefix cache."""
+
+    cached_tokens: int
+
+
+class Usage(_Reply):
+    """Token counts, summed over the choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class CompletionChoice(_Reply):
+    """One continuation. `finish_reason` is null while a stream runs."""
+
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+class _ReplyHead(_Reply):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class CompletionReply(_ReplyHead):
+    """Answer of POST /v1/completions."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class CompletionChunk(_ReplyHead):
+    """One event of its stream. The usage chunk, last before `[DONE]`, has no choices."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class ChatReplyMessage(_Reply):
+    """What the model said."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: str | None
+
+
+class ChatChoice(_Reply):
+    """One answer."""
+
+    index: int
+    message: ChatReplyMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+class ChatReply(_ReplyHead):
+    """Answer of POST /v1/chat/completions."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(_Reply):
+    """What has come since the last chunk."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(_Reply):
+    """One answer's news."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+class ChatChunk(_ReplyHead):
+    """One event of a chat's stream. The usage chunk, last before `[DONE]`, has no choices."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+
+
+class ModelCard(_Reply):
+    """A model that is served. `max_model_len` is null until it is loaded."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int | None
+
+
+class ModelList(_Reply):
+    """All models that are served."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class TokenizeReply(_Reply):
+    """A text's tokens."""
+
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeReply(_Reply):
+    """The text of tokens."""
+
+    prompt: str
+
+
+class RenderedRequest(_Reply):
+    """What the engine would be asked, without asking it."""
+
+    request_id: str
+    model: str
+    token_ids: list[int]
+    prompt: str | None
+    sampling_params: dict[str, Any]
+    priority: int
+    cache_salt: str | None
+    stream: bool
+
+
+class Status(_Reply):
+    """What a probe is told."""
+
+    status: str
+
+
+class NotReadyReply(ErrorReply):
+    """Why this server cannot be used now. `progress`, 0 to 1, is that of loading."""
+
+    status: str
+    detail: str
+    progress: float
+
+
+class VersionReply(_Reply):
+    """What runs here."""
+
+    version: str
+    system_fingerprint: str

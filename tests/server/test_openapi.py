@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from engine_core import EnginePhase
+from server import reply_types as reply
+from server.errors import ERROR_TABLE, ErrorKind
+from server.openapi import UndocumentedError, build_document
+from tests.server.fake_engine_client import FakeEngineClient, create_state
+from tests.server.http_helpers import MODEL, build_app, connect, get_chunks
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+TEXT_BODY: dict[str, Any] = {"prompt": "hi"}
+CHAT_BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return build_document(build_app(FakeEngineClient()))
+
+
+def test_it_is_openapi_3_1_with_unique_operations_and_references_that_resolve(document: dict[str, Any]) -> None:
+    assert document["openapi"].startswith("3.1.")
+    operations = [operation for methods in document["paths"].values() for operation in methods.values()]
+    ids = [operation["operationId"] for operation in operations]
+    assert len(set(ids)) == len(ids)
+    references = {part.split('"')[0] for part in json.dumps(document).split("#/components/schemas/")[1:]}
+    assert references <= set(document["components"]["schemas"])
+    assert all(response["description"] for operation in operations for response in operation["responses"].values())
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_an_endpoint_with_a_body_names_every_code_under_its_status(document: dict[str, Any], path: str) -> None:
+    responses = document["paths"][path]["post"]["responses"]
+    kinds = set(ErrorKind) - {ErrorKind.NOT_FOUND, ErrorKind.METHOD_NOT_ALLOWED}
+    assert set(responses) == {"200", *(str(ERROR_TABLE[kind].status) for kind in kinds)}
+    for kind in kinds:
+        row = ERROR_TABLE[kind]
+        assert f"`{row.code}`" in responses[str(row.status)]["description"]
+        schema = responses[str(row.status)]["content"]["application/json"]["schema"]
+        assert schema == {"$ref": "#/components/schemas/ErrorReply"}
+    assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
+
+
+def test_probes_document_their_503_and_nobody_a_422(document: dict[str, Any]) -> None:
+    for path in ("/health", "/ready"):
+        schema = document["paths"][path]["get"]["responses"]["503"]["content"]["application/json"]["schema"]
+        assert schema == {"$ref": "#/components/schemas/NotReadyReply"}
+    statuses = {
+        status for methods in document["paths"].values() for each in methods.values() for status in each["responses"]
+    }
+    assert "422" not in statuses
+    assert "404" in document["paths"]["/v1/models/{model_id}"]["get"]["responses"]
+    assert set(document["paths"]["/metrics"]["get"]["responses"]["200"]["content"]) == {"text/plain"}
+
+
+def test_a_route_without_a_row_is_noticed() -> None:
+    app = build_app(FakeEngineClient())
+    app.add_api_route("/new", lambda: None, methods=["GET"])
+    with pytest.raises(UndocumentedError, match="/new has no row"):
+        build_document(app)
+
+
+@pytest.mark.parametrize(
+    ("path", "answer_type"),
+    [
+        ("/v1/models", reply.ModelList),
+        (f"/v1/models/{MODEL}", reply.ModelCard),
+        ("/health", reply.Status),
+        ("/ready", reply.Status),
+        ("/ping", reply.Status),
+        ("/version", reply.VersionReply),
+        ("/v1/models/other", reply.ErrorReply),
+    ],
+)
+async def test_what_is_read_is_as_documented(path: str, answer_type: type[reply.Status]) -> None:
+    async with connect(build_app(FakeEngineClient())) as client:
+        check_reply(await client.get(path), answer_type)
+
+
+async def test_what_is_generated_is_as_documented() -> None:
+    async with connect(build_app(FakeEngineClient())) as client:
+        check_reply(await client.post(COMPLETIONS, json=TEXT_BODY), reply.CompletionReply)
+        check_reply(await client.post(CHAT, json=CHAT_BODY), reply.ChatReply)
+        check_reply(await client.post(CHAT, json={}), reply.ErrorReply)
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        for chunk in await get_chunks(await client.post(COMPLETIONS, json={**TEXT_BODY, **options})):
+            reply.CompletionChunk.model_validate(chunk)
+        for chunk in await get_chunks(await client.post(CHAT, json={**CHAT_BODY, **options})):
+            reply.ChatChunk.model_validate(chunk)
+
+
+async def test_a_probe_that_says_no_is_as_documented() -> None:
+    async with connect(build_app(FakeEngineClient(state=create_state(EnginePhase.DEAD)))) as client:
+        check_reply(await client.get("/health"), reply.NotReadyReply)
+        check_reply(await client.get("/ready"), reply.NotReadyReply)
+
+
+def check_reply(response: httpx.Response, answer_type: type[Any]) -> None:
+    """The body is of that type, and has no field that the type does not know."""
+    answer = answer_type.model_validate_json(response.content)
+    assert set(response.json()) == set(answer.model_dump())
