@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 class ErrorKind(enum.StrEnum):
     """What went wrong, in our words."""
 
+    MALFORMED_REQUEST = "malformed_request"
+    HEADERS_TOO_LARGE = "headers_too_large"
     MALFORMED_BODY = "malformed_body"
     INVALID_VALUE = "invalid_value"
     MISSING_PARAMETER = "missing_parameter"
@@ -65,6 +67,8 @@ class ErrorReply:
 _CLIENT, _SERVER, _UNAVAILABLE = "invalid_request_error", "server_error", "service_unavailable_error"
 
 ERROR_TABLE: Mapping[ErrorKind, ErrorReply] = {
+    ErrorKind.MALFORMED_REQUEST: ErrorReply(400, _CLIENT, "malformed_request"),
+    ErrorKind.HEADERS_TOO_LARGE: ErrorReply(431, _CLIENT, "headers_too_large"),
     ErrorKind.MALFORMED_BODY: ErrorReply(400, _CLIENT, "malformed_body"),
     ErrorKind.INVALID_VALUE: ErrorReply(400, _CLIENT, "invalid_value"),
     ErrorKind.MISSING_PARAMETER: ErrorReply(400, _CLIENT, "missing_required_parameter"),
