@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import socket
 from collections.abc import Iterator
+from typing import Literal
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -70,7 +72,7 @@ def create_http_server(app: ASGIApp, *, grace_s: int) -> HttpServer:
     """
     config = uvicorn.Config(
         app,
-        http="auto",  # httptools where it is installed, as it should be
+        http=_choose_http(),
         loop="auto",  # uvloop likewise
         ws="none",
         lifespan="on",
@@ -82,6 +84,15 @@ def create_http_server(app: ASGIApp, *, grace_s: int) -> HttpServer:
         timeout_graceful_shutdown=grace_s,
     )
     return HttpServer(config)
+
+
+def _choose_http() -> type[asyncio.Protocol] | Literal["h11"]:
+    try:
+        from server.http_parser import LimitedHttpToolsProtocol
+    except ImportError:
+        # Slower, and limits a head to 64 KB on its own.
+        return "h11"
+    return LimitedHttpToolsProtocol
 
 
 def _describe(error: OSError, host: str, port: int) -> str:

@@ -21,7 +21,12 @@ from server.errors import ERROR_TABLE, ErrorKind
 _REF = "#/components/schemas/{model}"
 _JSON, _EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
 # Of every path, before any route is looked at.
-_ALWAYS = (ErrorKind.BODY_TOO_LARGE, ErrorKind.INTERNAL)
+_ALWAYS = (
+    ErrorKind.MALFORMED_REQUEST,
+    ErrorKind.HEADERS_TOO_LARGE,
+    ErrorKind.BODY_TOO_LARGE,
+    ErrorKind.INTERNAL,
+)
 # An operation that exists is found, and by its own method.
 _NEVER = (ErrorKind.NOT_FOUND, ErrorKind.METHOD_NOT_ALLOWED)
 _WITH_BODY = tuple(kind for kind in ErrorKind if kind not in _NEVER)

@@ -1,4 +1,5 @@
 import socket
+import sys
 
 import pytest
 
@@ -43,13 +44,21 @@ def test_brackets_around_an_ipv6_address_are_taken() -> None:
         assert sock.family is socket.AF_INET6
 
 
-async def test_http_is_spoken_by_the_fast_parser_and_loop() -> None:
-    async def app(scope: object, receive: object, send: object) -> None:
-        raise AssertionError
+async def never_called(scope: object, receive: object, send: object) -> None:
+    raise AssertionError
 
-    server = create_http_server(app, grace_s=3)
+
+async def test_http_is_spoken_by_the_fast_parser_and_loop() -> None:
+    server = create_http_server(never_called, grace_s=3)
     server.config.load()
-    assert server.config.http_protocol_class.__name__ == "HttpToolsProtocol"
+    assert server.config.http_protocol_class.__name__ == "LimitedHttpToolsProtocol"
     factory = server.config.get_loop_factory()
     assert factory is not None
     assert factory.__module__ == "uvloop"
+
+
+async def test_without_httptools_http_is_spoken_by_h11(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "server.http_parser", None)
+    server = create_http_server(never_called, grace_s=3)
+    server.config.load()
+    assert server.config.http_protocol_class.__name__ == "H11Protocol"
