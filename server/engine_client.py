@@ -28,6 +28,11 @@ class EngineClient(ABC):
     def state(self) -> EngineState:
         """The engine's state now."""
 
+    @property
+    @abstractmethod
+    def num_live(self) -> int:
+        """Requests that have not ended: those in the engine, running or waiting."""
+
     @abstractmethod
     def seconds_since_progress(self) -> float:
         """Age of the engine's heartbeat while it has work in hand; 0 when idle."""

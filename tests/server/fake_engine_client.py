@@ -44,6 +44,7 @@ class FakeEngineClient(EngineClient):
         self.script: Script = script or (lambda request: say("Hello", " there"))
         self.engine_state = state or create_state()
         self.heartbeat_age_s = 0.0
+        self._num_live = 0
         self.requests: list[GenerationRequest] = []
         self.aborted: list[str] = []
         self.has_aborted = asyncio.Event()
@@ -52,11 +53,16 @@ class FakeEngineClient(EngineClient):
     def state(self) -> EngineState:
         return self.engine_state
 
+    @property
+    def num_live(self) -> int:
+        return self._num_live
+
     def seconds_since_progress(self) -> float:
         return self.heartbeat_age_s
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationOutput, None]:
         self.requests.append(request)
+        self._num_live += 1
         has_ended = False
         try:
             for item in self.script(request):
@@ -69,6 +75,7 @@ class FakeEngineClient(EngineClient):
                 has_ended = item.finish_reason is not None
                 yield item
         finally:
+            self._num_live -= 1
             if not has_ended:
                 self.aborted.append(request.engine_request.request_id)
                 self.has_aborted.set()
