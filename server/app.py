@@ -21,7 +21,7 @@ from server.http_limits import BodyLimitMiddleware, LastCatchMiddleware, Request
 from server.http_metrics import HttpMetrics, HttpMetricsMiddleware
 from server.openapi import create_openapi
 from server.request_reader import FieldMetrics, RequestReader
-from server.routes import chat, completions, docs, models, ops, render, tokenize
+from server.routes import chat, completions, docs, fleet, models, ops, render, tokenize
 from server.routes.generation import GenerationRoute
 from server.streaming import StreamTiming
 
@@ -41,6 +41,7 @@ class AppSettings:
         served_model_name: The model's name in requests and replies.
         version: Of this server.
         system_fingerprint: Names weights, dtype, kernels and version; part of every reply.
+        architecture: The checkpoint's own name for it; None = unknown.
         is_strict: Unknown request fields are refused.
         has_forced_usage: Every stream tells its usage, whether or not it is asked for.
         timing: Of streams.
@@ -49,6 +50,7 @@ class AppSettings:
     served_model_name: str
     version: str
     system_fingerprint: str
+    architecture: str | None = None
     is_strict: bool = False
     has_forced_usage: bool = False
     timing: StreamTiming = field(default_factory=StreamTiming)
@@ -102,6 +104,12 @@ def create_app(
             metrics=metrics,
             version=settings.version,
             system_fingerprint=settings.system_fingerprint,
+        ),
+        fleet.build_router(
+            engine_client=engine_client,
+            served_model_name=name,
+            version=settings.version,
+            architecture=settings.architecture,
         ),
         docs.build_router(),
     ):

@@ -66,6 +66,12 @@ _TABLE: Mapping[str, _Answers] = {
     "/ping": _Answers(reply.Status),
     "/version": _Answers(reply.VersionReply),
     "/metrics": _Answers(None),
+    "/load": _Answers(reply.LoadReply),
+    "/get_load": _Answers(reply.WorkerLoadReply),
+    "/is_sleeping": _Answers(reply.SleepReply),
+    "/get_server_info": _Answers(reply.KVBlockInfo, (*_ALWAYS, ErrorKind.NOT_READY)),
+    "/server_info": _Answers(reply.WorkerInfo),
+    "/model_info": _Answers(reply.ModelInfo),
 }
 _DESCRIPTION = (
     "OpenAI's HTTP API, with vLLM's extensions. Every answer has an X-Request-Id; a 503 that is worth another try has "

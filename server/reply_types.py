@@ -187,6 +187,49 @@ class NotReadyReply(ErrorReply):
     progress: float
 
 
+class LoadReply(_Reply):
+    """Requests in hand, running or waiting."""
+
+    server_load: int
+
+
+class WorkerLoadReply(_Reply):
+    """Requests in hand, running or waiting."""
+
+    load: int
+
+
+class SleepReply(_Reply):
+    """Always false: this server cannot be put to sleep."""
+
+    is_sleeping: bool
+
+
+class KVBlockInfo(_Reply):
+    """What vllm-router needs to place a request by its prefix. `model_path` is the name that requests use."""
+
+    model_path: str
+    instance_id: str
+    kv_block_size: int
+
+
+class ModelInfo(_Reply):
+    """What sglang-router reads of a model. `model_path` is the name that requests use."""
+
+    model_path: str
+    is_generation: bool
+    architectures: list[str]
+
+
+class WorkerInfo(ModelInfo):
+    """What sglang-router reads of a worker."""
+
+    served_model_name: str
+    version: str
+    tp_size: int
+    dp_size: int
+
+
 class VersionReply(_Reply):
     """What runs here."""
 

@@ -149,6 +149,7 @@ def build_service(config: ServerConfig, *, model: ResolvedModel, version: str) -
             served_model_name=loaded.name,
             version=version,
             system_fingerprint=compute_fingerprint(loaded.config, version),
+            architecture=loaded.checkpoint.arch.architecture,
             is_strict=config.strict_fields,
             has_forced_usage=config.enable_force_include_usage,
         ),

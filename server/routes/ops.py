@@ -37,6 +37,7 @@ def build_router(
 
     # Not a thread hop away: probes must answer while every thread of the pools is busy.
     @router.get("/health")
+    @router.head("/health", include_in_schema=False)
     async def get_health() -> Response:
         """Tell whether the process can still serve; load never changes it."""
         state = engine_client.state
@@ -45,6 +46,8 @@ def build_router(
         return _build_ok("ok")
 
     @router.get("/ready")
+    @router.get("/readyz", include_in_schema=False)
+    @router.head("/ready", include_in_schema=False)
     async def get_ready() -> Response:
         """Tell whether requests should be sent here now."""
         state = engine_client.state
@@ -59,6 +62,7 @@ def build_router(
         return _build_ok("ready")
 
     @router.get("/ping")
+    @router.post("/ping", include_in_schema=False)
     async def ping() -> Response:
         """Answer, whatever the state."""
         return _build_ok("ok")
@@ -68,7 +72,9 @@ def build_router(
         """Tell what runs here."""
         return {"version": version, "system_fingerprint": system_fingerprint}
 
+    # HEAD: aiperf asks so whether there are any.
     @router.get("/metrics")
+    @router.head("/metrics", include_in_schema=False)
     async def get_metrics() -> Response:
         """Show the metrics in Prometheus' text format."""
         body, content_type = metrics.render()

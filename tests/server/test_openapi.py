@@ -74,6 +74,12 @@ def test_a_route_without_a_row_is_noticed() -> None:
         ("/ready", reply.Status),
         ("/ping", reply.Status),
         ("/version", reply.VersionReply),
+        ("/load", reply.LoadReply),
+        ("/get_load", reply.WorkerLoadReply),
+        ("/is_sleeping", reply.SleepReply),
+        ("/get_server_info", reply.KVBlockInfo),
+        ("/server_info", reply.WorkerInfo),
+        ("/model_info", reply.ModelInfo),
         ("/v1/models/other", reply.ErrorReply),
     ],
 )
@@ -87,6 +93,11 @@ async def test_what_is_generated_is_as_documented() -> None:
         check_reply(await client.post(COMPLETIONS, json=TEXT_BODY), reply.CompletionReply)
         check_reply(await client.post(CHAT, json=CHAT_BODY), reply.ChatReply)
         check_reply(await client.post(CHAT, json={}), reply.ErrorReply)
+        check_reply(await client.post("/tokenize", json=TEXT_BODY), reply.TokenizeReply)
+        check_reply(await client.post("/detokenize", json={"tokens": [65]}), reply.DetokenizeReply)
+        check_reply(await client.post(f"{CHAT}/render", json=CHAT_BODY), reply.RenderedRequest)
+        (rendered,) = (await client.post(f"{COMPLETIONS}/render", json=TEXT_BODY)).json()
+        reply.RenderedRequest.model_validate(rendered)
         options = {"stream": True, "stream_options": {"include_usage": True}}
         for chunk in await get_chunks(await client.post(COMPLETIONS, json={**TEXT_BODY, **options})):
             reply.CompletionChunk.model_validate(chunk)
