@@ -278,6 +278,7 @@ def test_a_row_that_is_not_finite_ends_its_own_request(bad: float, temperature: 
             run.add(request_id, prompt, asked)
         run.step({"a": 2, "b": 2, "c": 2})
         run.step({"a": 1, "b": 1, "c": 1})  # was scheduled already
+        assert run.decoder.num_logit_rows == [3, 3], "it finds a token for b, too"
     assert set(spoiled.errors) == {"b"} and "not finite" in spoiled.errors["b"]
     for request_id in "ac":
         assert spoiled.token_ids[request_id] == clean.token_ids[request_id]

@@ -117,6 +117,18 @@ def test_a_failing_request_ends_without_any_and_touches_nobody() -> None:
     h.check("B", PROMPT)
 
 
+def test_a_record_without_tokens_has_none_whatever_the_runner_says() -> None:
+    h = create()
+    h.add("A", PROMPT, 5, num_logprobs=0, num_prompt_logprobs=0)
+    h.schedule()
+    scheduled, _ = h.in_flight.popleft()
+    result = h.runner.execute(scheduled)
+    assert result.logprobs and result.prompt_logprobs
+    result.errors["A"] = "the logits are not finite"
+    (output,) = h.scheduler.update_from_output(scheduled, result).outputs
+    assert (output.new_token_ids, output.logprobs, output.prompt_logprobs) == ([], None, None)
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 4, 100])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_prompts_come_once_and_whole_with_the_first_token(chunk: int, depth: int) -> None:
