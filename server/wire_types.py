@@ -1,101 +1,18 @@
-"""OpenAI's requests: the wire types, and how each value is read. Pure; what becomes of a field is protocol's."""
+"""OpenAI's requests: the wire types. Pure; what becomes of a field is protocol's."""
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
-from pydantic_core import PydanticCustomError
 
-MAX_STOP_STRINGS = 16
-# Their automaton takes 1.3 us and 300 bytes a character: 5 ms and 1.2 MB at most.
-MAX_STOP_CHARS = 256
+from server.wire_values import fail, parse_content, parse_logit_bias, parse_prompts, parse_stop, parse_token_ids
+
 MAX_STOP_TOKEN_IDS = 256
-MAX_LOGIT_BIASES = 1024
 MAX_LOGPROBS = 20
 MAX_N = 128
-MAX_PROMPTS = 256
 MAX_CHOICES = 256
 _MAX_SALT_CHARS = 256
-_TOKEN_ID = re.compile("[0-9]{1,10}", re.ASCII)
-
-
-def fail(sentence: str, *, at: str | None = None) -> PydanticCustomError:
-    """Return what refuses a value.
-
-    Args:
-        sentence: For the client, without its full stop; ``{param}`` stands for the field's path.
-        at: The last step of that path, where the value is a field of the one that is read.
-    """
-    return PydanticCustomError("wire", "{sentence}", {"sentence": sentence, "at": at})
-
-
-def _is_token_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int for item in value)
-
-
-def _parse_prompts(value: Any) -> list[str | list[int]]:
-    prompts = value if isinstance(value, list) and value and not isinstance(value[0], int) else [value]
-    if len(prompts) > MAX_PROMPTS:
-        raise fail(f"`{{param}}` holds {len(prompts)} prompts, and {MAX_PROMPTS} are the most for one request")
-    if not all(isinstance(prompt, str) or _is_token_ids(prompt) for prompt in prompts):
-        raise fail("`{param}` must be a string, a list of token ids, or a list of such prompts")
-    if any(len(prompt) == 0 for prompt in prompts):
-        raise fail("`{param}` is empty; send at least one character or token id")
-    return prompts
-
-
-def _parse_token_ids(value: Any) -> list[int]:
-    if not _is_token_ids(value):
-        raise fail("`{param}` must be a list of token ids")
-    return list(value)
-
-
-def _parse_stop(value: Any) -> tuple[str, ...]:
-    stops = [] if value is None else [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise fail("`{param}` must be a string or a list of strings")
-    if len(stops) > MAX_STOP_STRINGS:
-        raise fail(f"`{{param}}` holds {len(stops)} strings, and {MAX_STOP_STRINGS} are the most")
-    if "" in stops:
-        raise fail("`{param}` holds an empty string, which would end every answer at once")
-    if max(map(len, stops), default=0) > MAX_STOP_CHARS:
-        raise fail(f"`{{param}}` holds a string of more than {MAX_STOP_CHARS} characters; shorten it")
-    return tuple(stops)
-
-
-def _parse_logit_bias(value: Any) -> dict[int, float]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise fail("`{param}` must be an object that maps token ids to numbers from -100 to 100")
-    if len(value) > MAX_LOGIT_BIASES:
-        raise fail(f"`{{param}}` holds {len(value)} token ids, and {MAX_LOGIT_BIASES} are the most")
-    for key, bias in value.items():
-        if not _TOKEN_ID.fullmatch(key):
-            raise fail('`{param}` has a key that is no token id; write ids as strings of digits, such as "50256"')
-        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
-            raise fail(f"`{{param}}` must map token id {key} to a number from -100 to 100")
-    return {int(key): float(bias) for key, bias in value.items()}
-
-
-def _parse_content(value: Any) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise fail("`{param}` must be a string or a list of text parts")
-    return "".join(_parse_part(part, index) for index, part in enumerate(value))
-
-
-def _parse_part(part: Any, index: int) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    text = part.get("text") if isinstance(part, dict) else None
-    if kind not in ("text", "input_text", "output_text"):
-        raise fail(f"`{{param}}` part {index} is not of type `text`, and this model reads text only")
-    if not isinstance(text, str):
-        raise fail(f"`{{param}}` part {index} has no string `text`")
-    return text
 
 
 class Wire(BaseModel):
@@ -107,36 +24,69 @@ class Wire(BaseModel):
 class StreamOptions(Wire):
     """How a stream reports."""
 
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    include_usage: bool | None = Field(None, description="End the stream with a chunk that tells the usage.")
+    continuous_usage_stats: bool | None = Field(None, description="Tell each choice's usage in every chunk of it.")
 
 
 class GenerationFields(Wire):
     """What both generating endpoints share. None = the model's or the server's default."""
 
-    model: str | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    logit_bias: Annotated[dict[int, float], PlainValidator(_parse_logit_bias, dict[str, float] | None)] = Field(
-        default_factory=dict
+    model: str | None = Field(None, description="The served model's name; may be left out.")
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = Field(
+        None, description="Answers to each prompt; each is sampled with a seed of its own, made from the request's."
     )
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Annotated[tuple[str, ...], PlainValidator(_parse_stop, str | list[str] | None)] = ()
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
-    include_stop_str_in_output: bool | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
-    ignore_eos: bool | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=_MAX_SALT_CHARS)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
+        None, description="0 takes the likeliest token each time."
+    )
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="Sample from the likeliest tokens whose probabilities add up to this share."
+    )
+    top_k: Annotated[int, Field(ge=-1)] | None = Field(
+        None, description="Sample from so many likeliest tokens; 0 or -1 = all."
+    )
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="Sample from tokens at least this share as likely as the likeliest."
+    )
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
+        None, description="Taken off the logit of each token that the answer holds."
+    )
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
+        None, description="Taken off it once for each time that the answer holds it."
+    )
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = Field(
+        None,
+        description="Divides positive and multiplies negative logits of tokens that prompt or answer hold; 1 = off.",
+    )
+    logit_bias: Annotated[dict[int, float], PlainValidator(parse_logit_bias, dict[str, float] | None)] = Field(
+        default_factory=dict,
+        description="Token id, as a string, to a number from -100 to 100 that is added to its logit.",
+    )
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(
+        None, description="Equal seeds draw equal random numbers, whatever else is in the batch."
+    )
+    stop: Annotated[tuple[str, ...], PlainValidator(parse_stop, str | list[str] | None)] = Field(
+        (), description="Texts that end the answer."
+    )
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = Field(
+        None, description="Token ids that end the answer."
+    )
+    include_stop_str_in_output: bool | None = Field(None, description="What ended the answer is a part of it.")
+    min_tokens: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Nothing ends the answer before it has so many tokens, but the length limits."
+    )
+    ignore_eos: bool | None = Field(None, description="The model's own end tokens do not end the answer.")
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None,
+        description="Tell the prompt's logprobs, with so many likeliest tokens beside each; not with `stream`.",
+    )
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = Field(
+        None, description="Who is served first, under --scheduling-policy priority."
+    )
+    cache_salt: Annotated[str, Field(min_length=1, max_length=_MAX_SALT_CHARS)] | None = Field(
+        None, description="Share cached prefixes only with requests of the same salt."
+    )
+    stream: bool | None = Field(None, description="Send the answer piece by piece, as server-sent events.")
+    stream_options: StreamOptions | None = Field(None, description="How the stream reports.")
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> Self:
@@ -175,11 +125,16 @@ class CompletionRequest(GenerationFields):
 
     prompt: Annotated[
         list[str | list[int]],
-        PlainValidator(_parse_prompts, str | list[int] | list[str] | list[list[int]]),
-    ]
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
-    echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+        PlainValidator(parse_prompts, str | list[int] | list[str] | list[list[int]]),
+    ] = Field(description="A text, token ids, or a list of such prompts, each of which gets answers of its own.")
+    max_tokens: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Tokens of each answer at most, 16 unless it says otherwise; 0 only with `echo`."
+    )
+    echo: bool | None = Field(None, description="The prompt stands before its answer.")
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None,
+        description="Tell the answer's logprobs, with `echo` the prompt's too; so many likeliest tokens beside each.",
+    )
 
     @model_validator(mode="after")
     def _check_counts(self) -> Self:
@@ -209,7 +164,7 @@ class ChatMessage(Wire):
     """One message. `content` is text, its parts joined in order."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, PlainValidator(_parse_content, str | list[dict[str, Any]] | None)] = None
+    content: Annotated[str | None, PlainValidator(parse_content, str | list[dict[str, Any]] | None)] = None
     name: str | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
@@ -224,11 +179,17 @@ class ChatMessage(Wire):
 class ChatRequest(GenerationFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] = Field(
+        description="The conversation; a content is a text or a list of text parts."
+    )
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="Older name of `max_completion_tokens`.")
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Tokens of each answer at most; what the context leaves unless it says otherwise."
+    )
+    logprobs: bool | None = Field(None, description="Tell the logprobs of the answer's tokens.")
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None, description="So many likeliest tokens beside each."
+    )
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> Self:
@@ -244,12 +205,17 @@ class ChatRequest(GenerationFields):
 class TokenizeRequest(Wire):
     """POST /tokenize: a text, or messages through the chat template."""
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    return_token_strs: bool | None = None
+    model: str | None = Field(None, description="The served model's name; may be left out.")
+    prompt: str | None = Field(None, description="A text.")
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = Field(None, description="Or a conversation.")
+    add_special_tokens: bool | None = Field(
+        None,
+        description="Put BOS where the tokenizer does: for a text, not for a conversation, unless it says otherwise.",
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="End a conversation with the opening of the assistant's turn; on unless it says otherwise."
+    )
+    return_token_strs: bool | None = Field(None, description="Tell each token's text too.")
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -261,5 +227,5 @@ class TokenizeRequest(Wire):
 class DetokenizeRequest(Wire):
     """POST /detokenize."""
 
-    model: str | None = None
-    tokens: Annotated[list[int], PlainValidator(_parse_token_ids, list[int])]
+    model: str | None = Field(None, description="The served model's name; may be left out.")
+    tokens: Annotated[list[int], PlainValidator(parse_token_ids, list[int])] = Field(description="Token ids.")

@@ -225,3 +225,11 @@ async def test_the_openapi_document_describes_the_bodies() -> None:
     assert body == {"$ref": "#/components/schemas/ChatRequest"}
     references = {part.split('"')[0] for part in json.dumps(document).split("#/components/schemas/")[1:]}
     assert references <= set(schemas)
+
+
+async def test_a_flood_of_unknown_fields_is_not_counted_name_by_name() -> None:
+    metrics = FakeMetrics()
+    body = {"prompt": "a", **{f"field_{number}": 1 for number in range(5000)}}
+    async with connect(build_app(FakeEngineClient(), metrics=metrics)) as client:
+        assert (await client.post(COMPLETIONS, json=body)).status_code == 200
+    assert len(metrics.unknown) == 100
