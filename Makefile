@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: setup serve test check bench mutants clean
+.PHONY: setup serve test check compat bench mutants clean
 
 setup: $(VENV)/.setup
 	@$(BIN)/pointsman fetch
@@ -49,6 +49,9 @@ check: $(VENV)/.setup-dev
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q tests/test_house.py
 
+compat: $(VENV)/.setup-dev setup
+	@$(BIN)/python tests/compat/run.py $(ARGS)
+
 bench: setup
 	@$(BIN)/python tests/bench/scheduler.py
 	@$(BIN)/python tests/bench/chapter.py $(ARGS)
@@ -57,4 +60,4 @@ mutants: $(VENV)/.setup-dev
 	@$(BIN)/python tests/mutants.py $(ARGS)
 
 clean:
-	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) .compat build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
