@@ -24,11 +24,13 @@ class Client:
 
     Attributes:
         name: Of its files, its environment and the argument that picks it.
+        size_mb: Of its environment, roughly; about a third of that is downloaded.
         needs_second_server: Its checks want two servers, and end the second one.
         needs_tokenizer: Its checks want the model's tokenizer as a directory.
     """
 
     name: str
+    size_mb: int
     needs_second_server: bool = False
     needs_tokenizer: bool = False
 
@@ -105,14 +107,14 @@ class NodeClient(Client):
 
 
 CLIENTS = (
-    Client("openai_python"),
-    NodeClient("openai_node"),
-    Client("langchain_openai"),
-    Client("litellm"),
-    Client("llm_cli"),
-    Client("lm_eval", needs_tokenizer=True),
-    Client("monitors"),
-    Client("vllm_router", needs_second_server=True),
+    Client("openai_python", 50),
+    NodeClient("openai_node", 40),
+    Client("langchain_openai", 110),
+    Client("litellm", 360),
+    Client("llm_cli", 80),
+    Client("lm_eval", 910, needs_tokenizer=True),
+    Client("monitors", 30),
+    Client("vllm_router", 120, needs_second_server=True),
 )
 
 

@@ -69,14 +69,13 @@ def _make_environment(client: Client) -> Outcome | None:
     if client.is_made():
         return None
     started = time.monotonic()
-    _say(f"{client.name}: making its environment ({client.versions})")
+    _say(f"{client.name}: making its environment, about {client.size_mb} MB ({client.versions})")
     try:
         client.make()
     except EnvironmentNotMadeError as error:
         _say(f"{client.name}: no environment: {error}")
         return Outcome(client, 0, ("no environment",), 0)
-    num_bytes = sum(path.lstat().st_size for path in client.folder.rglob("*"))
-    _say(f"{client.name}: made in {time.monotonic() - started:.0f} s, {num_bytes / 1e6:.0f} MB")
+    _say(f"{client.name}: made in {time.monotonic() - started:.0f} s")
     return None
 
 

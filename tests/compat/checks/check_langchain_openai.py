@@ -94,7 +94,7 @@ def errors_have_their_classes() -> None:
     error = raises(openai.BadRequestError, lambda: chat.bind(temperature=3).invoke(QUESTION))
     equal(error.param, "temperature")
     raises(openai.NotFoundError, lambda: chat.bind(model="no-such-model").invoke(QUESTION))
-    # Agents that shorten a conversation and ask again catch this one. It is found by the words `context_length_exceeded`.
+    # What agents catch to shorten a conversation and ask again. It goes by the words of the message.
     raises(ContextOverflowError, lambda: chat.invoke("word " * 5000))
 
 

@@ -96,6 +96,7 @@ def errors_have_their_classes() -> None:
         raises(litellm.BadRequestError, lambda provider=provider: ask(provider, temperature=3))
         raises(litellm.NotFoundError, lambda provider=provider: ask(f"{provider}/no-such-model"))
         long = [{"role": "user", "content": "word " * 5000}]
+        # Goes by the words of the message, and fallbacks to models with a longer context go by it.
         raises(litellm.ContextWindowExceededError, lambda provider=provider, long=long: ask(provider, messages=long))
 
 
