@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from typing import Any
 
-import openai_python_completions  # noqa: F401: its checks come with it
+import openai_python_completions  # noqa: F401  (its checks come with it)
 from checking import check, count_aborts, equal, holds, raises, run_checks, wait_until_idle
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from openai_python_asks import COUNT, MODEL, URL, chat, client, complete
