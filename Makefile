@@ -3,9 +3,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LONG := .venv-long
 ARGS ?=
 
-.PHONY: setup serve test check compat bench mutants clean
+.PHONY: setup serve test test-long check compat bench mutants clean
 
 setup: $(VENV)/.setup
 	@$(BIN)/pointsman fetch
@@ -43,6 +44,16 @@ serve: setup
 test: $(VENV)/.setup-dev setup
 	@$(BIN)/python -m pytest $(ARGS)
 
+# Apart from the server's environment, whose pytest would load the plugins of these.
+$(LONG)/.setup: requirements-long.lock | $(VENV)/.setup
+	@echo "Installing what the long tests need, about 20 MB, into $(LONG)"
+	@$(BIN)/python -m venv --clear --without-pip $(LONG)
+	@$(BIN)/pip --python $(LONG)/bin/python install --quiet -r requirements-long.lock
+	@touch $@
+
+test-long: $(VENV)/.setup-dev $(LONG)/.setup setup
+	@$(BIN)/python -m pytest tests/long -m long $(ARGS)
+
 check: $(VENV)/.setup-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -60,4 +71,4 @@ mutants: $(VENV)/.setup-dev
 	@$(BIN)/python tests/mutants.py $(ARGS)
 
 clean:
-	@rm -rf $(VENV) .compat build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(LONG) .compat build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
