@@ -44,14 +44,57 @@ class Usage(_Reply):
     prompt_tokens_details: PromptTokensDetails
 
 
+class CompletionLogprobs(_Reply):
+    """Per token: its text, logprob, the likeliest ones, and where it starts in the choice's text."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float | None] | None]
+    text_offset: list[int]
+
+
+class LikelyToken(_Reply):
+    """A token that might have come."""
+
+    token: str
+    logprob: float | None
+    bytes: list[int]
+
+
+class ChatTokenLogprob(LikelyToken):
+    """A token that came, and the likeliest ones in its place."""
+
+    top_logprobs: list[LikelyToken]
+
+
+class ChatLogprobs(_Reply):
+    """Logprobs of a chat answer."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class PromptLogprob(_Reply):
+    """How likely a token of the prompt was."""
+
+    logprob: float | None
+    rank: int
+    decoded_token: str
+
+
+# By token id; null for the first token, which nothing precedes.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
 class CompletionChoice(_Reply):
     """One continuation. `finish_reason` is null while a stream runs."""
 
     index: int
     text: str
-    logprobs: dict[str, Any] | None
+    logprobs: CompletionLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class _ReplyHead(_Reply):
@@ -90,7 +133,7 @@ class ChatChoice(_Reply):
 
     index: int
     message: ChatReplyMessage
-    logprobs: dict[str, Any] | None
+    logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None
 
@@ -101,6 +144,7 @@ class ChatReply(_ReplyHead):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class ChatDelta(_Reply):
@@ -115,7 +159,7 @@ class ChatChunkChoice(_Reply):
 
     index: int
     delta: ChatDelta
-    logprobs: dict[str, Any] | None
+    logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None
 

@@ -5,10 +5,13 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import TypeAdapter
 
 from engine_core import EnginePhase
 from server import reply_types as reply
 from server.errors import ERROR_TABLE, ErrorKind
+from server.generation import LikelyToken, TokenText
+from server.logprob_replies import build_chat_logprobs, build_completion_logprobs, build_prompt_logprobs
 from server.openapi import UndocumentedError, build_document
 from tests.server.fake_engine_client import FakeEngineClient, create_state
 from tests.server.http_helpers import MODEL, build_app, connect, get_chunks
@@ -105,6 +108,15 @@ async def test_what_is_generated_is_as_documented() -> None:
             reply.ChatChunk.model_validate(chunk)
 
 
+def test_logprobs_are_as_documented() -> None:
+    likely = (LikelyToken(9, b" three", -0.5),)
+    first = TokenText(7, "é".encode()[:1], 0, None, None, ())
+    second = TokenText(8, b" two", 1, float("-inf"), 2, likely)
+    reply.CompletionLogprobs.model_validate(build_completion_logprobs([first, second]))
+    reply.ChatLogprobs.model_validate(build_chat_logprobs([second]))
+    TypeAdapter(reply.PromptLogprobs).validate_python(build_prompt_logprobs([first, second]))
+
+
 async def test_a_probe_that_says_no_is_as_documented() -> None:
     async with connect(build_app(FakeEngineClient(state=create_state(EnginePhase.DEAD)))) as client:
         check_reply(await client.get("/health"), reply.NotReadyReply)
@@ -114,4 +126,4 @@ async def test_a_probe_that_says_no_is_as_documented() -> None:
 def check_reply(response: httpx.Response, answer_type: type[Any]) -> None:
     """The body is of that type, and has no field that the type does not know."""
     answer = answer_type.model_validate_json(response.content)
-    assert set(response.json()) == set(answer.model_dump())
+    assert response.json() == answer.model_dump(exclude_unset=True)
