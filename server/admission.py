@@ -278,9 +278,10 @@ def _check_length(prompt: Prompt, max_tokens: int | None, max_len: int, *, param
         raise RequestError(f"`{param}` gives no tokens; send some text.", kind=ErrorKind.INVALID_VALUE, param=param)
     if num_tokens >= max_len:
         asked = f" and {max_tokens} more were asked for" if max_tokens else ""
+        # Clients tell this error by its words, LangChain and LiteLLM among them: "prompt is too long".
         raise RequestError(
-            f"The prompt has {num_tokens} tokens{asked}, but prompt and answer together may have {max_len}; "
-            "shorten the prompt.",
+            f"The prompt is too long: it has {num_tokens} tokens{asked}, and this model's maximum context length, "
+            f"prompt and answer together, is {max_len} tokens; shorten the prompt.",
             kind=ErrorKind.CONTEXT_LENGTH_EXCEEDED,
             param=param,
         )

@@ -62,27 +62,27 @@ class RequestReader:
             body = await request.body()
         except ClientDisconnect:
             raise ClientGoneError from None
-        if len(body) <= _MAX_INLINE_BYTES:
-            wire, unknown = self._parse(body, parse)
-        else:
-            wire, unknown = await asyncio.to_thread(self._parse, body, parse)
-        for name in unknown:
-            self._note_unknown(name)
-        return wire
+        unknown: set[str] = set()
+        try:
+            if len(body) <= _MAX_INLINE_BYTES:
+                return self._parse(body, parse, unknown)
+            return await asyncio.to_thread(self._parse, body, parse, unknown)
+        finally:
+            for name in unknown:
+                self._note_unknown(name)
 
-    def _parse(self, body: bytes, parse: WireParser[W]) -> tuple[W, set[str]]:
+    def _parse(self, body: bytes, parse: WireParser[W], unknown: set[str]) -> W:
         try:
             value = decode_json(body)
         except JSONTextError as error:
             raise RequestError(str(error), kind=ErrorKind.MALFORMED_BODY) from None
-        unknown: set[str] = set()
 
         def note(name: str) -> None:
             # 100,000 of them in one body would hold the loop for a quarter of a second, once it counts them.
             if len(unknown) < _MAX_UNKNOWN_NAMES:
                 unknown.add(name)
 
-        return parse(value, is_strict=self._is_strict, on_unknown=note), unknown
+        return parse(value, is_strict=self._is_strict, on_unknown=note)
 
     def _note_unknown(self, name: str) -> None:
         self._metrics.count_unknown_field(name)
