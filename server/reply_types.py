@@ -173,12 +173,14 @@ class ChatChunk(_ReplyHead):
 
 
 class ModelCard(_Reply):
-    """A model that is served. `max_model_len` is null until it is loaded."""
+    """A model that is served. `max_model_len` is null until it is loaded; `parent` is what an adapter belongs to."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
+    parent: str | None
     max_model_len: int | None
 
 

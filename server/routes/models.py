@@ -26,6 +26,9 @@ def build_router(*, engine_client: EngineClient, served_model_name: str, created
             "object": "model",
             "created": created,
             "owned_by": "pointsman",
+            # As vLLM has them, for routers: the model that an adapter belongs to. This one is no adapter.
+            "root": served_model_name,
+            "parent": None,
             "max_model_len": engine_client.state.max_model_len or None,
         }
 

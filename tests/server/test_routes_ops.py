@@ -55,6 +55,7 @@ async def test_models_are_listed_and_found_by_a_name_with_a_slash() -> None:
     assert listed["object"] == "list"
     (model,) = listed["data"]
     assert (model["id"], model["object"], model["owned_by"]) == (MODEL, "model", "pointsman")
+    assert (model["root"], model["parent"]) == (MODEL, None)
     assert isinstance(model["created"], int)
     assert model["max_model_len"] == 64
     assert found.json() == model
