@@ -58,6 +58,7 @@ class RequestReader:
             ClientGoneError: The client left while it was sending.
         """
         _check_content_type(request)
+        _check_content_encoding(request)
         try:
             body = await request.body()
         except ClientDisconnect:
@@ -98,5 +99,14 @@ def _check_content_type(request: Request) -> None:
     if sent != "application/json" and not (sent.startswith("application/") and sent.endswith("+json")):
         raise RequestError(
             "The body must be JSON; send the header `Content-Type: application/json`.",
+            kind=ErrorKind.UNSUPPORTED_MEDIA_TYPE,
+        )
+
+
+def _check_content_encoding(request: Request) -> None:
+    # Else a compressed body would be called broken JSON, which sends its sender looking in the wrong place.
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):
+        raise RequestError(
+            "The body must come uncompressed; leave out the header `Content-Encoding`.",
             kind=ErrorKind.UNSUPPORTED_MEDIA_TYPE,
         )

@@ -112,6 +112,18 @@ async def test_json_content_types_are_taken(content_type: str | None) -> None:
     assert response.status_code == 200
 
 
+async def test_a_compressed_body_is_refused_as_such_and_an_uncompressed_one_taken() -> None:
+    async with connect(build_app(FakeEngineClient())) as client:
+        gzip, identity = [
+            await client.post(
+                COMPLETIONS, content=b'{"prompt":"a"}', headers={**JSON_HEADER, "Content-Encoding": coding}
+            )
+            for coding in ("gzip", "identity")
+        ]
+    assert "uncompressed" in check_error(gzip, 415, "unsupported_media_type")["message"]
+    assert identity.status_code == 200
+
+
 async def test_a_lone_surrogate_reaches_the_model_as_a_replacement_character() -> None:
     engine = FakeEngineClient()
     async with connect(build_app(engine)) as client:
