@@ -19,7 +19,8 @@ class BlockHasher:
     """Digests of full blocks, chained so that equal digests mean equal prefixes.
 
     ``h[i] = sha256(h[i-1] | tokens of block i as int32, little endian)``; ``h[-1]`` comes from the seed, and from the
-    request's salt where it has one. Both parts have fixed lengths, so no two inputs collide by running into each other.
+    request's salt where it has one. Both parts have fixed lengths, so no two inputs collide by running into each other;
+    a salt stands behind a root of its own, so that a client cannot write one that reads like a block of tokens.
 
     Remembers the digests of recent runs of blocks by all that goes into them: a prefix that comes again, the usual case
     of a cached one, is compared instead of hashed.
@@ -30,6 +31,7 @@ class BlockHasher:
     def __init__(self, *, block_size: int, seed: bytes) -> None:
         self.block_size = block_size
         self.root = hashlib.sha256(seed).digest()
+        self._salted_root = hashlib.sha256(b"salt" + self.root).digest()
         self._runs: dict[bytes, list[bytes]] = {}
         self._max_runs = max(1, _MAX_REMEMBERED_TOKENS // (_RUN_BLOCKS * block_size))
 
@@ -85,7 +87,7 @@ class BlockHasher:
     def _get_parent(self, chain: list[bytes], block: int, salt: str) -> bytes:
         if block:
             return chain[block - 1]
-        return hashlib.sha256(self.root + salt.encode("utf-8", "surrogatepass")).digest() if salt else self.root
+        return hashlib.sha256(self._salted_root + salt.encode("utf-8", "surrogatepass")).digest() if salt else self.root
 
 
 def _pack(token_ids: Sequence[int]) -> bytes:

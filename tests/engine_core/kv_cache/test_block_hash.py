@@ -50,6 +50,15 @@ def test_k2_a_salt_changes_every_digest_of_the_chain() -> None:
     assert len({digest for chain in chains for digest in chain}) == 8
 
 
+def test_k2_f4_f10_a_salt_that_reads_like_a_block_of_tokens_is_no_block() -> None:
+    """Field reports F4 and F10: parts of a key run into each other, and a salt names another client's prefix."""
+    hasher = BlockHasher(block_size=2, seed=b"s")
+    plain, forged = list[bytes](), list[bytes]()
+    hasher.extend_chain(plain, [97, 98, 3, 4], 2)
+    hasher.extend_chain(forged, [3, 4], 1, struct.pack("<2i", 97, 98).decode())
+    assert forged[0] not in plain
+
+
 def test_k3_digests_are_computed_when_they_are_reached() -> None:
     hasher, chain = BlockHasher(block_size=2, seed=b"s"), list[bytes]()
     digests = hasher.iter_chain(chain, list(range(200)), 100)
