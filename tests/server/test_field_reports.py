@@ -1,7 +1,7 @@
 """What others' servers got wrong (field reports A, D, E, F, G), tried on the whole application over a real scheduler.
 
 Here: A1 A2 A5 A7 A8 A10 A11 A14 A16 D7 D13 D18 E13 E17 E19 E20. On a real server, tests/e2e/test_field_reports_e2e.py:
-A1 D13 D15 D16 E4 E5 E13 E22 E23 F6 F7 F9. All the rest:
+A1 D13 D15 D16 E5 E22 E23 F4 F6 F7 F9 F10. All the rest:
 
 A4          engine_core/scheduler: test_f_abort_in_every_state_ends_exactly_once, test_x4_u3_an_abort_in_flight_...
 A13         test_routes_completions: test_headers_wait_for_the_first_token_and_then_pings_fill_the_silence; how long a
@@ -13,12 +13,13 @@ D3 D4 D9 D10 D12 D21 D22  later, with tools and reasoning
 D6          test_detokenizer: test_any_ids_at_all_give_the_whole_text; test_tokenizer: test_ids_beyond_...;
             test_output_processor: test_a_panic_in_one_requests_text_fails_it_alone
 D19         test_routes_chat: test_many_streams_at_once_all_end; e2e/test_serve: test_32_streams_at_once_...
+E4          engine_core/test_engine: test_ids_that_the_tokenizer_does_not_know_are_never_sampled
 E1 E2       test_admission: test_every_field_that_holds_token_ids_is_held_to_the_vocabulary; e2e/test_bad_input
-E7 E14 E17  e2e/test_bad_input; test_app: test_no_body_brings_a_5xx, test_a_lone_surrogate_reaches_the_model_...
+E7 E14      e2e/test_bad_input; test_app: test_no_body_brings_a_5xx, test_a_lone_surrogate_reaches_the_model_...
 E8 E10 E11  later, with grammars
 E16         test_protocol: test_unknown_fields_..., test_every_refused_..._field_takes_its_no_ops_and_nothing_else
 E25         engine_core/model/test_sampling_oracle: test_draws_are_the_same_beside_others; e2e/test_sameness
-F1 F3       later, with adapters; F4 as far as salts go: engine_core/kv_cache/test_block_hash (F4, F10)
+F1 F3       later, with adapters; F4 and F10 as far as salts go: engine_core/kv_cache/test_block_hash too
 F9          of a caller's own salt; one drawn from its key comes later, with keys
 G1 G2 G5 G7 G8 G10 G11  test_metrics_reports, test_metrics_contract, test_metrics; G4 later, with pause and sleep
 """
