@@ -91,10 +91,8 @@ class OutputText:
         else:
             text, stop = self._scan_one_by_one(token_ids, logprobs)
         if is_last and stop is None:
-            rest = self._decoder.flush()
-            self._num_decoded += len(rest)
-            more, stop = self._search(rest)
-            text += more if stop is not None else more + self._stops.flush()
+            more, stop = self._flush()
+            text += more
         self._num_shown += len(text)
         return Piece(text, self._take_shown_tokens(is_all=is_last and stop is None), stop)
 
@@ -121,6 +119,13 @@ class OutputText:
         self._num_decoded += len(text)
         self._num_tokens += len(token_ids)
         return self._search(text) if num_exempt <= 0 else (text, None)
+
+    def _flush(self) -> tuple[str, str | None]:
+        rest = self._decoder.flush()
+        self._num_decoded += len(rest)
+        # No token brings this: where all are exempt, so is what they leave.
+        shown, stop = self._search(rest) if self._num_tokens > self._min_tokens else (rest, None)
+        return (shown if stop is not None else shown + self._stops.flush()), stop
 
     def _search(self, text: str) -> tuple[str, str | None]:
         shown, stop = self._stops.feed(text)

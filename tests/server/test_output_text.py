@@ -115,6 +115,11 @@ def test_the_first_tokens_are_not_searched_for_stop_strings() -> None:
     assert create_text(["ab"], min_tokens=9).read(chars("ababab"), is_last=True) == Piece("ababab")
 
 
+def test_what_the_exempt_tokens_leave_at_the_end_is_not_searched_either() -> None:
+    output = create_text(["b"], decoder=HoldingDecodeStream, min_tokens=2)
+    assert output.read(chars("ab"), is_last=True) == Piece("ab")
+
+
 def test_a_stop_string_in_the_last_held_back_character_is_found() -> None:
     output = create_text(["b"], decoder=HoldingDecodeStream)
     assert output.read(chars("ab"), is_last=True) == Piece("a", (), "b")
