@@ -38,9 +38,16 @@ class IncrementalDetokenizer:
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """Take new tokens and return the text that is certain now; may be empty."""
-        if not token_ids:
-            return ""
-        self._pending += token_ids
+        # One by one: a stray byte spoils complete characters that are decoded with it, so what a client reads would
+        # depend on how many tokens a step brought.
+        return "".join(map(self._feed_one, token_ids))
+
+    def flush(self) -> str:
+        """Return what is left at the end of the output, U+FFFD where a character stayed incomplete."""
+        return self._commit(self._pending_text()) if self._pending else ""
+
+    def _feed_one(self, token_id: int) -> str:
+        self._pending.append(token_id)
         text = self._pending_text()
         stable = text.rstrip(REPLACEMENT)
         if len(stable) == len(text) or len(self._pending) > _MAX_PENDING_TOKENS:
@@ -48,10 +55,6 @@ class IncrementalDetokenizer:
         new = stable[self._num_shown :]
         self._num_shown = max(self._num_shown, len(stable))
         return new
-
-    def flush(self) -> str:
-        """Return what is left at the end of the output, U+FFFD where a character stayed incomplete."""
-        return self._commit(self._pending_text()) if self._pending else ""
 
     def _pending_text(self) -> str:
         text = self._decode(self._context + self._pending)

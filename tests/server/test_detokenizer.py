@@ -148,6 +148,12 @@ def test_the_rest_of_a_character_that_the_prompt_began_is_no_character() -> None
     assert parts == ["", "\ufffdand", ""]
 
 
+def test_a_stray_byte_spoils_no_text_that_comes_in_the_same_step() -> None:
+    zero, stray = 4 + ord("0"), 4 + 0x80
+    for pieces in ([[zero, stray]], [[zero], [stray]]):
+        assert "".join(stream(SENTENCEPIECE, pieces)) == "0\ufffd"
+
+
 def test_no_tokens_no_text() -> None:
     detokenizer = BYTE_LEVEL.decode_stream()
     assert (detokenizer.feed([]), detokenizer.flush()) == ("", "")
