@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 DecodeIds = Callable[[list[int]], str]
@@ -10,7 +11,9 @@ REPLACEMENT = "\ufffd"
 _MAX_CONTEXT_TOKENS = 64
 # Prompt tokens that the first piece is decoded after, so that it keeps its leading space.
 _NUM_CONTEXT_TOKENS = 6
-# A character spans at most 4 byte tokens. A longer undecodable run is garbage, and is shown as such.
+# A character spans at most 4 byte tokens, an incomplete one 3.
+_MAX_PART_TOKENS = 3
+# A longer undecodable run is garbage, and is shown as such.
 _MAX_PENDING_TOKENS = 64
 
 
@@ -31,7 +34,7 @@ class IncrementalDetokenizer:
 
     def __init__(self, decode: DecodeIds, prompt_token_ids: Sequence[int] = ()) -> None:
         self._decode = decode
-        self._context = list(prompt_token_ids[-_NUM_CONTEXT_TOKENS:])
+        self._context = _take_context(decode, prompt_token_ids)
         self._context_text = decode(self._context) if self._context else ""
         self._pending: list[int] = []
         self._num_shown = 0  # characters of the pending tokens' text
@@ -74,3 +77,19 @@ class IncrementalDetokenizer:
         self._context_text = self._decode(self._context)
         self._pending = []
         return new
+
+
+def _take_context(decode: DecodeIds, prompt_token_ids: Sequence[int]) -> list[int]:
+    """Return the prompt's last tokens, without parts of characters at either end.
+
+    Byte fallback shows a whole run of bytes as U+FFFD where one of them is stray, and the output may continue the run.
+    """
+    last = list(prompt_token_ids[-_NUM_CONTEXT_TOKENS:])
+    if REPLACEMENT not in decode(last):
+        return last
+    for at_end, at_start in itertools.product(range(_MAX_PART_TOKENS + 1), repeat=2):
+        context = last[at_start : len(last) - at_end]
+        text = decode(context)
+        if text and text.strip(REPLACEMENT) == text:
+            return context
+    return last

@@ -148,6 +148,19 @@ def test_the_rest_of_a_character_that_the_prompt_began_is_no_character() -> None
     assert parts == ["", "\ufffdand", ""]
 
 
+@pytest.mark.parametrize("tokenizer", [SENTENCEPIECE, LLAMA], ids=["pieces", "llama"])
+def test_a_prompt_that_ends_in_bytes_does_not_spoil_the_characters_after_it(tokenizer: Tokenizer) -> None:
+    smile = tokenizer.encode("😀", add_special_tokens=False)[-4:]
+    for prompt in (smile * 2, [*smile, *smile[:2]]):  # the context begins, or ends, within a character
+        detokenizer = tokenizer.decode_stream(prompt)
+        assert "".join(detokenizer.feed([token_id]) for token_id in smile) == "😀"
+
+
+def test_a_prompt_of_nothing_but_replacement_characters_keeps_the_next_words_space() -> None:
+    detokenizer = LLAMA.decode_stream(LLAMA.encode("\ufffd" * 3, add_special_tokens=False))
+    assert detokenizer.feed(LLAMA.encode("the", add_special_tokens=False)) == " the"
+
+
 def test_a_stray_byte_spoils_no_text_that_comes_in_the_same_step() -> None:
     zero, stray = 4 + ord("0"), 4 + 0x80
     for pieces in ([[zero, stray]], [[zero], [stray]]):
