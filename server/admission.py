@@ -15,7 +15,7 @@ from engine_core import EngineCoreRequest, EnginePhase, SamplingParams
 from server.engine_client import EngineClient
 from server.errors import ErrorKind, RequestError
 from server.generation import GenerationRequest, Prompt
-from server.prompts import PromptBuilder, PromptThreads, count_chars
+from server.prompts import PromptBuilder, PromptThreads, count_chars, show_number
 from server.stop_strings import StopStrings
 from server.wire_types import ChatRequest, CompletionRequest, GenerationFields
 
@@ -277,7 +277,7 @@ def _check_length(prompt: Prompt, max_tokens: int | None, max_len: int, *, param
     if num_tokens == 0:
         raise RequestError(f"`{param}` gives no tokens; send some text.", kind=ErrorKind.INVALID_VALUE, param=param)
     if num_tokens >= max_len:
-        asked = f" and {max_tokens} more were asked for" if max_tokens else ""
+        asked = f" and {show_number(max_tokens)} more were asked for" if max_tokens else ""
         # Clients tell this error by its words, LangChain and LiteLLM among them: "prompt is too long".
         raise RequestError(
             f"The prompt is too long: it has {num_tokens} tokens{asked}, and this model's maximum context length, "
@@ -290,7 +290,8 @@ def _check_length(prompt: Prompt, max_tokens: int | None, max_len: int, *, param
 def _check_min_tokens(wire: GenerationFields, max_tokens: int) -> None:
     if wire.min_tokens and wire.min_tokens > max_tokens:
         raise RequestError(
-            f"`min_tokens` is {wire.min_tokens}, but this answer may have {max_tokens} tokens at most; lower it.",
+            f"`min_tokens` is {show_number(wire.min_tokens)}, but this answer may have {max_tokens} tokens at most; "
+            "lower it.",
             kind=ErrorKind.INVALID_VALUE,
             param="min_tokens",
         )

@@ -19,6 +19,8 @@ _NUM_THREADS = 4
 # Longer texts have one thread for all of them: tokenising 16 MB takes seconds and 3 GB, and nobody should wait behind
 # it, nor should four of them run at once.
 _LONG_TEXT_CHARS = 256 * 1024
+# JSON has numbers of thousands of digits.
+_MAX_SHOWN_DIGITS = 40
 # To name the message that a template refuses, conversations are rendered again up to this length.
 _MAX_OFFENDER_RENDERS = 64
 
@@ -163,7 +165,8 @@ class PromptBuilder:
         for token_id in token_ids:
             if not 0 <= token_id < vocab_size:
                 raise RequestError(
-                    f"`{param}` holds the token id {token_id}, but this model's ids run from 0 to {vocab_size - 1}.",
+                    f"`{param}` holds the token id {show_number(token_id)}, but this model's ids run from 0 to "
+                    f"{vocab_size - 1}.",
                     kind=ErrorKind.INVALID_VALUE,
                     param=param,
                 )
@@ -172,6 +175,12 @@ class PromptBuilder:
 def count_chars(messages: Sequence[ChatMessage]) -> int:
     """Return how much text a conversation holds."""
     return sum(len(message.content or "") for message in messages)
+
+
+def show_number(number: int) -> str:
+    """Return a number as a message may hold it: of an absurd one the beginning."""
+    shown = str(number)
+    return shown if len(shown) <= _MAX_SHOWN_DIGITS else shown[:_MAX_SHOWN_DIGITS] + "…"
 
 
 def _find_offender(template: Template, messages: list[dict[str, str]], sentence: str) -> str:

@@ -184,6 +184,21 @@ async def test_token_ids_outside_the_vocabulary_are_refused(token_id: int) -> No
     assert error.param == "stop_token_ids"
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": [5, 10**4000]},
+        {"stop_token_ids": [-(10**4000)]},
+        {"min_tokens": 10**4000},
+        {"prompt": "a" * 99, "max_tokens": 10**4000},
+    ],
+)
+async def test_a_number_of_thousands_of_digits_does_not_fill_the_message(fields: dict[str, Any]) -> None:
+    error = await refuse_completion(completion(**fields))
+    assert len(error.message) < 200
+    assert "1" + "0" * 38 in error.message
+
+
 async def test_text_that_the_tokenizer_knows_and_the_model_does_not_is_refused() -> None:
     async with admitting(vocab_size=ord("z")) as admission:
         for admit in (admission.admit_completion(completion("xyz")), admission.admit_chat(chat("xyz"))):
