@@ -79,9 +79,10 @@ class Tokenizer:
         encoding = self._pipeline.encode_batch([scrub_surrogates(text)], add_special_tokens=add_special_tokens)[0]
         offsets: list[int] = []
         end = 0
-        for start, stop in encoding.offsets:
+        for (start, stop), is_added in zip(encoding.offsets, encoding.special_tokens_mask, strict=True):
             # Some tokenizers leave a word's space out of its span: what lies between two tokens belongs to the second.
-            offsets.append(max(min(start, end), offsets[-1] if offsets else 0))
+            # BOS and EOS have none at all.
+            offsets.append(end if is_added else max(min(start, end), offsets[-1] if offsets else 0))
             end = max(end, stop)
         return encoding.ids, offsets
 

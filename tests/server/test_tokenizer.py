@@ -217,6 +217,13 @@ def test_lone_surrogates_become_replacement_characters(text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=True)) == replaced
 
 
+def test_bos_stands_before_the_text_and_eos_behind_all_of_it() -> None:
+    tokenizer = load_tokenizer(GGUF, sentencepiece_metadata(ggml__add_eos_token=True))
+    ids, offsets = tokenizer.encode_with_offsets("the world</s>", add_special_tokens=True)
+    assert (ids[0], ids[-2:]) == (1, [2, 2])  # the text's own </s>, then the added one
+    assert offsets == [0, 0, 3, 7, 8, 9, 13]
+
+
 def test_ids_beyond_the_vocabulary_decode_to_nothing() -> None:
     tokenizer: Tokenizer = load_tokenizer(GGUF, byte_level_metadata())
     assert tokenizer.decode([tokenizer.vocab_size + 5, *tokenizer.encode("fox", False)]) == "fox"
