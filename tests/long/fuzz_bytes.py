@@ -21,6 +21,14 @@ with atheris.instrument_imports(include=["server.json_text", "server.protocol", 
     from server.json_text import JSONTextError, decode_json
     from tests.long.fuzz_requests import PARSERS, check_decoding
 
+from server.protocol import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    DETOKENIZE_FIELDS,
+    MESSAGE_FIELDS,
+    STREAM_OPTIONS_FIELDS,
+    TOKENIZE_FIELDS,
+)
 from tests.long.fuzz_oracles import check_refusal
 
 _PATHS = list(PARSERS)
@@ -33,6 +41,24 @@ _SEEDS = (
     b'{"prompt":"a","add_special_tokens":false,"return_token_strs":true}',
     b'{"tokens":[0,1,2]}',
 )
+_TABLES = (COMPLETION_FIELDS, CHAT_FIELDS, STREAM_OPTIONS_FIELDS, MESSAGE_FIELDS, TOKENIZE_FIELDS, DETOKENIZE_FIELDS)
+_NAMES = sorted({name for table in _TABLES for name in table})
+_VALUES = (
+    "null",
+    "true",
+    "false",
+    "[]",
+    "{}",
+    '""',
+    "0",
+    "-1",
+    "1.5",
+    "1e400",
+    "NaN",
+    "Infinity",
+    "99999999999999999999",
+)
+_WORDS = (*_VALUES, *(f'"{name}":' for name in _NAMES), "\\ud83d", "\\ude00", "\\u0000", '"user"', '"role":"assistant"')
 
 
 def check_bytes(data: bytes) -> None:
@@ -51,15 +77,24 @@ def check_bytes(data: bytes) -> None:
         check_refusal(error, value)
 
 
+def _escape(word: str) -> str:
+    return word.replace("\\", "\\\\").replace('"', '\\"')
+
+
 def main() -> None:
     """Hand over to libFuzzer, which ends the process."""
     args = list(sys.argv)
-    with tempfile.TemporaryDirectory() as corpus:
+    with tempfile.TemporaryDirectory() as directory:
+        words = Path(directory, "words")
+        words.write_text("".join(f'"{_escape(word)}"\n' for word in _WORDS))
+        args.append(f"-dict={words}")
+        corpus = Path(directory, "corpus")
+        corpus.mkdir()
         if all(arg.startswith("-") for arg in args[1:]):
             for number, body in enumerate(_SEEDS):
                 for choice in range(len(_PATHS)):
                     Path(corpus, f"{number}-{choice}").write_bytes(bytes([choice]) + body)
-            args.append(corpus)
+            args.append(str(corpus))
         atheris.Setup(args, check_bytes)
         atheris.Fuzz()
 

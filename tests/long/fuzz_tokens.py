@@ -22,8 +22,10 @@ from tests.server.small_tokenizers import NASTY, SPECIAL, byte_level_metadata, s
 REPLACEMENT = "\ufffd"
 # So many undecodable tokens in a row are shown as garbage, without waiting for what they may become.
 MAX_PENDING_TOKENS = 64
-KINDS = ("embedded", "smollm", "qwen2", "gemma", "llama")
-BYTE_LEVEL_KINDS = KINDS[:3]
+KINDS = ("embedded", "smollm", "qwen2", "added", "gemma", "llama")
+BYTE_LEVEL_KINDS = KINDS[:4]
+# Matched whole; the library reads "é" alone as a byte, which no published vocabulary adds.
+_ADDED = ("<tool>", "    ", "x y", "｜end▁of｜", "你 é")
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,13 @@ def get_tokenizer(kind: str) -> Tokenizer:
         path = fetch_embedded_model(default_cache_dir(), progress=print)
         return load_tokenizer(path, open_gguf(path).metadata)
     if kind in ("gemma", "llama"):
-        metadata = sentencepiece_metadata(ggml__add_space_prefix=kind == "llama", ggml__add_bos_token=False)
+        metadata = sentencepiece_metadata(ggml__add_space_prefix=kind == "llama", ggml__add_eos_token=kind == "gemma")
         return load_tokenizer(Path("m.gguf"), metadata)
-    return load_tokenizer(Path("m.gguf"), byte_level_metadata(kind))
+    metadata = byte_level_metadata("llama-bpe" if kind == "added" else kind)
+    if kind == "added":
+        metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], *_ADDED]
+        metadata["tokenizer.ggml.token_type"] = [*metadata["tokenizer.ggml.token_type"], *[4] * len(_ADDED)]
+    return load_tokenizer(Path("m.gguf"), metadata)
 
 
 @functools.cache
@@ -72,7 +78,11 @@ def token_ids(draw: st.DrawFn, kind: str, *, is_clean: bool) -> list[int]:
     size = tokenizer.num_token_ids
     high = st.integers(0x80, 0xFF).map(lambda byte: bytes([byte]))
     special = [tokenizer.encode(text, False) for text in (*SPECIAL, "<s>", "</s>", "\n\n")]
-    text = st.text(ANY_CHAR, max_size=6) | st.text("aé你好😀 \u0301👩\u200dthe", max_size=8) | st.sampled_from(NASTY)
+    text = (
+        st.text(ANY_CHAR, max_size=6)
+        | st.text("aé你好😀 \u0301👩\u200dthe", max_size=8)
+        | st.sampled_from([*NASTY, *_ADDED])
+    )
     part = st.tuples(ANY_CHAR.map(str.encode), st.integers(0, 4), st.integers(0, 4)).map(
         lambda at: at[0][at[1] : at[2]]
     )
@@ -174,6 +184,11 @@ def _check_encode_offsets(tokenizer: Tokenizer, case: TokenCase) -> None:
     assert ids == tokenizer.encode(case.text, add_special_tokens=False)
     check_offsets(offsets, len(ids), case.text)
     _check_places(offsets, list(map(tokenizer.token_bytes, ids)), case.text)
+    # What the tokenizer adds stands before the text, or behind all of it.
+    with_affixes, their_offsets = tokenizer.encode_with_offsets(case.text, add_special_tokens=True)
+    num_before = next(n for n in range(len(with_affixes) + 1) if with_affixes[n : n + len(ids)] == ids)
+    num_behind = len(with_affixes) - len(ids) - num_before
+    assert their_offsets == [*[0] * num_before, *offsets, *[len(case.text)] * num_behind]
 
 
 def _check_places(offsets: Sequence[int], data: Sequence[bytes], text: str) -> None:
