@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from engine_core import EngineCoreRequest, EnginePhase, SamplingParams
+from server.admission_limits import build_model_error, check_length, check_min_tokens, check_num_logprobs
 from server.engine_client import EngineClient
 from server.errors import ErrorKind, RequestError
 from server.generation import GenerationRequest, Prompt
-from server.prompts import PromptBuilder, PromptThreads, count_chars, show_number
+from server.prompts import PromptBuilder, PromptThreads, count_chars
 from server.stop_strings import StopStrings
 from server.wire_types import ChatRequest, CompletionRequest, GenerationFields
 
@@ -58,6 +59,19 @@ class Admitted:
 
     response_id: str
     requests: tuple[GenerationRequest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What holds for one wire request.
+
+    Attributes:
+        max_len: Tokens that prompt and answer may have together.
+        arrival_time: Seconds on the engine's clock: before its turn among the threads, not after.
+    """
+
+    max_len: int
+    arrival_time: float
 
 
 class Admission:
@@ -104,9 +118,9 @@ class Admission:
                 a token id out of range.
         """
         self._check_fields(wire)
-        max_len = self._get_max_len()
+        terms = self._get_terms()
         num_chars = sum(len(prompt) for prompt in wire.prompt if isinstance(prompt, str))
-        return await self.threads.run(num_chars, self._build_completion, wire, max_len)
+        return await self.threads.run(num_chars, self._build_completion, wire, terms)
 
     async def admit_chat(self, wire: ChatRequest) -> Admitted:
         """Admit a chat request.
@@ -116,7 +130,7 @@ class Admission:
         """
         self._check_fields(wire)
         self.prompts.get_template()
-        return await self.threads.run(count_chars(wire.messages), self._build_chat, wire, self._get_max_len())
+        return await self.threads.run(count_chars(wire.messages), self._build_chat, wire, self._get_terms())
 
     def check_model(self, name: str | None) -> None:
         """Check that a request means the model that is served.
@@ -140,7 +154,7 @@ class Admission:
         self.prompts.check_ids(wire.stop_token_ids or [], param="stop_token_ids")
         self.prompts.check_ids(list(wire.logit_bias), param="logit_bias")
 
-    def _get_max_len(self) -> int:
+    def _get_terms(self) -> _Terms:
         state = self._engine_client.state
         if state.phase is EnginePhase.LOADING:
             raise RequestError(
@@ -148,37 +162,44 @@ class Admission:
             )
         if state.phase is not EnginePhase.READY:
             raise RequestError("The engine has stopped and will not answer.", kind=ErrorKind.ENGINE_DEAD)
-        return min(state.max_model_len, state.num_blocks * state.block_size)
+        return _Terms(min(state.max_model_len, state.num_blocks * state.block_size), self._clock())
 
     # ------------------------------------------------------------------ on a thread
-    def _build_completion(self, wire: CompletionRequest, max_len: int) -> Admitted:
+    def _build_completion(self, wire: CompletionRequest, terms: _Terms) -> Admitted:
         asked = _DEFAULT_COMPLETION_TOKENS if wire.max_tokens is None else wire.max_tokens
-        prompts = [self._build_prompt(prompt, wire, asked, max_len) for prompt in wire.prompt]
-        return self._build_choices("cmpl", wire, prompts, asked, max_len)
+        is_list = len(wire.prompt) > 1
+        prompts = [
+            self._build_prompt(sent, wire, asked, terms.max_len, param=f"prompt[{index}]" if is_list else "prompt")
+            for index, sent in enumerate(wire.prompt)
+        ]
+        return self._build_choices("cmpl", wire, prompts, asked, terms)
 
-    def _build_prompt(self, sent: str | list[int], wire: CompletionRequest, asked: int, max_len: int) -> Prompt:
+    def _build_prompt(
+        self, sent: str | list[int], wire: CompletionRequest, asked: int, max_len: int, *, param: str
+    ) -> Prompt:
         has_text = bool(wire.echo)
         has_offsets = has_text and wire.num_prompt_logprobs is not None
         if isinstance(sent, str):
             prompt = self.prompts.build_from_text(sent, has_text=has_text, has_offsets=has_offsets)
-            _check_length(prompt, asked, max_len, param="prompt")
-            self.prompts.check_ids(prompt.token_ids, param="prompt")
+            check_length(prompt, asked, max_len, param=param)
+            self.prompts.check_ids(prompt.token_ids, param=param)
             return prompt
         # The client's list of ids is measured before it is walked.
-        _check_length(Prompt(sent), asked, max_len, param="prompt")
-        self.prompts.check_ids(sent, param="prompt")
+        check_length(Prompt(sent), asked, max_len, param=param)
+        self.prompts.check_ids(sent, param=param)
         return self.prompts.build_from_ids(sent, has_text=has_text, has_offsets=has_offsets)
 
-    def _build_chat(self, wire: ChatRequest, max_len: int) -> Admitted:
+    def _build_chat(self, wire: ChatRequest, terms: _Terms) -> Admitted:
         prompt = self.prompts.build_from_messages(wire.messages)
         asked = wire.max_completion_tokens or wire.max_tokens
-        _check_length(prompt, asked, max_len, param="messages")
+        check_length(prompt, asked, terms.max_len, param="messages")
         self.prompts.check_ids(prompt.token_ids, param="messages")
-        return self._build_choices("chatcmpl", wire, [prompt], asked or max_len, max_len)
+        return self._build_choices("chatcmpl", wire, [prompt], asked or terms.max_len, terms)
 
     def _build_choices(
-        self, prefix: str, wire: GenerationFields, prompts: list[Prompt], max_tokens: int, max_len: int
+        self, prefix: str, wire: GenerationFields, prompts: list[Prompt], max_tokens: int, terms: _Terms
     ) -> Admitted:
+        check_num_logprobs(wire, prompts, max_tokens, terms.max_len)
         response_id = f"{prefix}-{uuid.uuid4().hex}"
         # Once for all choices: 256 automata of the longest stop strings take 2 s and 300 MB.
         stops = StopStrings(wire.stop)
@@ -186,14 +207,14 @@ class Admission:
         num_choices = n * len(prompts)
         requests: list[GenerationRequest] = []
         for prompt in prompts:
-            sampling = self._build_sampling(wire, max_tokens, max_len - len(prompt.token_ids))
+            sampling = self._build_sampling(wire, max_tokens, terms.max_len - len(prompt.token_ids))
             for choice in range(n):
-                index = len(requests)
-                request_id = f"{response_id}-{index}" if num_choices > 1 else response_id
-                own = replace(sampling, seed=derive_seed(sampling.seed, choice))
+                request_id = f"{response_id}-{len(requests)}" if num_choices > 1 else response_id
                 requests.append(
                     GenerationRequest(
-                        engine_request=self._build_engine_request(request_id, prompt, wire, own),
+                        engine_request=_build_engine_request(
+                            request_id, prompt, wire, _vary(sampling, choice), terms.arrival_time
+                        ),
                         prompt=prompt,
                         stop_strings=stops,
                         shows_stop=bool(wire.include_stop_str_in_output),
@@ -204,27 +225,13 @@ class Admission:
                 )
         return Admitted(response_id, tuple(requests))
 
-    def _build_engine_request(
-        self, request_id: str, prompt: Prompt, wire: GenerationFields, sampling: SamplingParams
-    ) -> EngineCoreRequest:
-        return EngineCoreRequest(
-            request_id=request_id,
-            prompt_token_ids=prompt.token_ids,
-            sampling_params=sampling,
-            arrival_time=self._clock(),
-            priority=wire.priority or 0,
-            cache_salt=wire.cache_salt or "",
-            # The logits of every prompt token are wanted, hence none of them may come from the cache.
-            skip_reading_prefix_cache=sampling.num_prompt_logprobs is not None,
-        )
-
     def _build_sampling(self, wire: GenerationFields, max_tokens: int, room: int) -> SamplingParams:
         defaults = self._sampling_defaults
-        # The engine cannot but sample one token; of a request for none it is not shown.
-        max_tokens = max(1, min(max_tokens, room))
-        _check_min_tokens(wire, max_tokens)
+        max_tokens = min(max_tokens, room)
+        check_min_tokens(wire, max_tokens)
         return SamplingParams(
-            max_tokens=max_tokens,
+            # The engine cannot but sample one token; of a request for none it is not shown.
+            max_tokens=max(1, max_tokens),
             temperature=_first(wire.temperature, defaults.temperature),
             # OpenAI takes 0, which leaves the likeliest token only, as any tiny share does.
             top_p=max(_first(wire.top_p, defaults.top_p), _MIN_TOP_P),
@@ -245,6 +252,28 @@ class Admission:
         )
 
 
+def _vary(sampling: SamplingParams, choice: int) -> SamplingParams:
+    """Return what one of n choices is sampled by. The prompt is the same: its logprobs are the first one's to bring."""
+    if choice == 0:
+        return sampling
+    return replace(sampling, seed=derive_seed(sampling.seed, choice), num_prompt_logprobs=None)
+
+
+def _build_engine_request(
+    request_id: str, prompt: Prompt, wire: GenerationFields, sampling: SamplingParams, arrival_time: float
+) -> EngineCoreRequest:
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt.token_ids,
+        sampling_params=sampling,
+        arrival_time=arrival_time,
+        priority=wire.priority or 0,
+        cache_salt=wire.cache_salt or "",
+        # The logits of every prompt token are wanted, hence none of them may come from the cache.
+        skip_reading_prefix_cache=sampling.num_prompt_logprobs is not None,
+    )
+
+
 def derive_seed(seed: int, choice: int) -> int:
     """Return the seed of one of n choices: the first has the request's own, so n does not change it.
 
@@ -258,40 +287,5 @@ def derive_seed(seed: int, choice: int) -> int:
     return int.from_bytes(digest, "little") & _SEED_MASK
 
 
-def build_model_error(name: str, served_model_name: str) -> RequestError:
-    """Return the 404 for a model that is not served here."""
-    shown = name if len(name) <= 100 else name[:100] + "…"
-    return RequestError(
-        f"The model `{shown}` is not served here; this server has `{served_model_name}`.",
-        kind=ErrorKind.MODEL_NOT_FOUND,
-        param="model",
-    )
-
-
 def _first(value: T | None, default: T) -> T:
     return default if value is None else value
-
-
-def _check_length(prompt: Prompt, max_tokens: int | None, max_len: int, *, param: str) -> None:
-    num_tokens = len(prompt.token_ids)
-    if num_tokens == 0:
-        raise RequestError(f"`{param}` gives no tokens; send some text.", kind=ErrorKind.INVALID_VALUE, param=param)
-    if num_tokens >= max_len:
-        asked = f" and {show_number(max_tokens)} more were asked for" if max_tokens else ""
-        # Clients tell this error by its words, LangChain and LiteLLM among them: "prompt is too long".
-        raise RequestError(
-            f"The prompt is too long: it has {num_tokens} tokens{asked}, and this model's maximum context length, "
-            f"prompt and answer together, is {max_len} tokens; shorten the prompt.",
-            kind=ErrorKind.CONTEXT_LENGTH_EXCEEDED,
-            param=param,
-        )
-
-
-def _check_min_tokens(wire: GenerationFields, max_tokens: int) -> None:
-    if wire.min_tokens and wire.min_tokens > max_tokens:
-        raise RequestError(
-            f"`min_tokens` is {show_number(wire.min_tokens)}, but this answer may have {max_tokens} tokens at most; "
-            "lower it.",
-            kind=ErrorKind.INVALID_VALUE,
-            param="min_tokens",
-        )

@@ -15,8 +15,14 @@ from starlette.exceptions import HTTPException
 from engine_core import EngineDeadError
 from server.admission import Admission
 from server.engine_client import EngineClient
-from server.errors import ClientGoneError, ErrorKind, RequestError, as_request_error, build_error_response
-from server.generation import ServerStoppingError
+from server.errors import (
+    ClientGoneError,
+    ErrorKind,
+    RequestError,
+    ServerStoppingError,
+    as_request_error,
+    build_error_response,
+)
 from server.http_limits import BodyLimitMiddleware, LastCatchMiddleware, RequestLabelMiddleware
 from server.http_metrics import HttpMetrics, HttpMetricsMiddleware
 from server.openapi import create_openapi

@@ -3,7 +3,7 @@
 Exception
 ├── RequestError           this request is refused or has failed; becomes {"error": {...}}
 ├── ClientGoneError        the client has left; there is nobody to tell
-├── ServerStoppingError    generation's: this process ends before the answer does; becomes RequestError(kind=aborted)
+├── ServerStoppingError    this process ends before the answer does; becomes RequestError(kind=aborted)
 └── EngineDeadError        engine_core's; becomes RequestError(kind=engine_dead)
 """
 
@@ -19,7 +19,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from engine_core import EngineDeadError
-from server.generation import ServerStoppingError
 from server.json_text import encode_json
 
 logger = logging.getLogger(__name__)
@@ -56,12 +55,14 @@ class ErrorReply:
         type: OpenAI's class of error.
         code: What programs test for.
         retry_after_s: Seconds for the Retry-After header, None = no header.
+        is_final: Trying again brings the same, though OpenAI's clients would do so at this status.
     """
 
     status: int
     type: str
     code: str
     retry_after_s: int | None = None
+    is_final: bool = False
 
 
 _CLIENT, _SERVER, _UNAVAILABLE = "invalid_request_error", "server_error", "service_unavailable_error"
@@ -80,7 +81,7 @@ ERROR_TABLE: Mapping[ErrorKind, ErrorReply] = {
     ErrorKind.METHOD_NOT_ALLOWED: ErrorReply(405, _CLIENT, "method_not_allowed"),
     ErrorKind.BODY_TOO_LARGE: ErrorReply(413, _CLIENT, "body_too_large"),
     ErrorKind.UNSUPPORTED_MEDIA_TYPE: ErrorReply(415, _CLIENT, "unsupported_media_type"),
-    ErrorKind.INTERNAL: ErrorReply(500, _SERVER, "internal_error"),
+    ErrorKind.INTERNAL: ErrorReply(500, _SERVER, "internal_error", is_final=True),
     ErrorKind.NOT_READY: ErrorReply(503, _UNAVAILABLE, "not_ready", retry_after_s=2),
     ErrorKind.ENGINE_DEAD: ErrorReply(503, _UNAVAILABLE, "engine_dead"),
     ErrorKind.ABORTED: ErrorReply(503, _UNAVAILABLE, "aborted", retry_after_s=1),
@@ -111,6 +112,10 @@ class ClientGoneError(Exception):
     """The client closed its connection before it had its answer."""
 
 
+class ServerStoppingError(Exception):
+    """The server was told to stop; the message says so to the client."""
+
+
 def as_request_error(error: Exception) -> RequestError:
     """Return what the client is told about any exception; what nobody foresaw is logged and hidden behind a 500."""
     match error:
@@ -139,6 +144,8 @@ def build_error_response(error: RequestError, headers: Mapping[str, str] | None 
     all_headers = dict(headers or {})
     if reply.retry_after_s is not None:
         all_headers["Retry-After"] = str(reply.retry_after_s)
+    if reply.is_final:
+        all_headers["x-should-retry"] = "false"
     if error.kind is ErrorKind.BODY_TOO_LARGE:
         # The rest of the body is not read, so the connection cannot carry another request.
         all_headers["Connection"] = "close"

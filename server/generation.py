@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine_core import EngineCoreRequest, FinishReason
+from engine_core import EngineCoreRequest, FinishReason, TokenLogprobs
 from server.stop_strings import StopStrings
-
-
-class ServerStoppingError(Exception):
-    """The server was told to stop; the message says so to the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +99,7 @@ class GenerationOutput:
         num_cached_tokens: Prompt tokens served from the prefix cache.
         error: A sentence where ``finish_reason`` is ERROR.
         tokens: The tokens of the text shown so far that no earlier output brought; only where logprobs were asked for.
-        prompt_tokens: The prompt's tokens, in one output; only where their logprobs were asked for.
+        prompt_logprobs: The prompt's, from its second token on, in one output; only where they were asked for.
     """
 
     text: str
@@ -113,4 +109,4 @@ class GenerationOutput:
     num_cached_tokens: int = 0
     error: str | None = None
     tokens: tuple[TokenText, ...] = ()
-    prompt_tokens: tuple[TokenText, ...] = ()
+    prompt_logprobs: Sequence[TokenLogprobs] | None = None

@@ -18,6 +18,8 @@ MAX_JSON_CONTAINERS_AND_STRINGS = 100_000
 _COUNT_ABOVE_BYTES = 256 * 1024
 _TOO_MANY = "The body holds too many JSON values; send fewer, or send text instead of token ids."
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 _PAIR = rb"u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -50,8 +52,12 @@ def decode_json(body: bytes) -> Any:
 
 def encode_json(value: Any) -> bytes:
     """Encode as compact UTF-8; a lone surrogate leaves as U+FFFD."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return scrub_surrogates(text).encode()
+    return scrub_surrogates(_ENCODER.encode(value)).encode()
+
+
+def encode_long_json(value: Any) -> bytes:
+    """Encode as encode_json does, more slowly, letting other threads run meanwhile: one call would hold them all."""
+    return b"".join(scrub_surrogates(piece).encode() for piece in _ENCODER.iterencode(value))
 
 
 def scrub_surrogates(text: str) -> str:

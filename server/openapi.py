@@ -167,3 +167,9 @@ def _add_schema(model: type[BaseModel], schemas: dict[str, Any]) -> dict[str, An
 def _join(codes: list[str]) -> str:
     *most, last = [f"`{code}`" for code in codes]
     return f"{', '.join(most)} or {last}" if most else last
+
+
+def describe_body(wire_type: type[BaseModel]) -> dict[str, Any]:
+    """Return the part of a route's description for a body that the route reads itself."""
+    schema = {"$ref": f"#/components/schemas/{wire_type.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from engine_core import EngineCoreOutput, EngineCoreOutputs, EngineDeadError, FinishReason, SchedulerStats
-from server.generation import GenerationOutput, GenerationRequest, ServerStoppingError, TokenText
+from server.errors import ServerStoppingError
+from server.generation import GenerationOutput, GenerationRequest
 from server.metrics import RequestRecord, ServerMetrics, StepRecord
 from server.output_stream import OutputStream
-from server.output_text import DecodeStream, OutputText, Piece, TokenBytes, build_prompt_tokens
+from server.output_text import DecodeStream, OutputText, Piece, TokenBytes
 from server.request_log import log_request_end
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,6 @@ class _LiveRequest:
             n=request.n,
         )
         self._request = request
-        self._token_bytes = token_bytes
         self._text = OutputText(
             decoder,
             request.stop_strings.fork(),
@@ -55,7 +55,6 @@ class _LiveRequest:
             output: Everything else.
         """
         record, reason = self.record, output.finish_reason
-        record.num_output_tokens += 0 if self._request.is_prompt_only else len(token_ids)
         record.num_cached_tokens = max(record.num_cached_tokens, output.num_cached_tokens)
         if output.first_scheduled_time is not None:
             record.first_scheduled_time = output.first_scheduled_time
@@ -63,7 +62,9 @@ class _LiveRequest:
             return self._build(Piece(""), FinishReason.LENGTH, None, output)
         piece = self._text.read(self._shown(token_ids, output), output.logprobs, is_last=reason is not None)
         if piece.stop_string is not None:
+            record.num_output_tokens += piece.num_tokens
             return self._build(piece, FinishReason.STOP, piece.stop_string, output)
+        record.num_output_tokens += len(token_ids)
         return self._build(piece, reason, output.stop_token_id, output)
 
     def _shown(self, token_ids: list[int], output: EngineCoreOutput) -> list[int]:
@@ -76,9 +77,6 @@ class _LiveRequest:
     def _build(
         self, piece: Piece, reason: FinishReason | None, stop_reason: str | int | None, output: EngineCoreOutput
     ) -> GenerationOutput:
-        prompt_tokens: tuple[TokenText, ...] = ()
-        if output.prompt_logprobs is not None:
-            prompt_tokens = build_prompt_tokens(self._request.prompt, output.prompt_logprobs, self._token_bytes)
         return GenerationOutput(
             text=piece.text,
             num_output_tokens=self.record.num_output_tokens,
@@ -87,7 +85,7 @@ class _LiveRequest:
             num_cached_tokens=self.record.num_cached_tokens,
             error=output.error if reason is FinishReason.ERROR else None,
             tokens=piece.tokens,
-            prompt_tokens=prompt_tokens,
+            prompt_logprobs=output.prompt_logprobs,
         )
 
 
@@ -185,7 +183,7 @@ class OutputProcessor:
         num_before = live.record.num_output_tokens
         try:
             generated = live.advance(token_ids, output)
-        except BaseException:  # a panic in the tokenizer's Rust is no Exception, and may cost nobody else their step
+        except Exception:  # the tokenizer's, and it may cost nobody else their step
             logger.exception("request %s: its tokens could not be turned into text", request_id)
             generated = GenerationOutput(
                 text="",

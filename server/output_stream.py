@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
+from engine_core import TokenLogprobs
 from server.generation import GenerationOutput, TokenText
 
 
@@ -18,7 +20,7 @@ class OutputStream:
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._tokens: list[TokenText] = []
-        self._prompt_tokens: tuple[TokenText, ...] = ()
+        self._prompt_logprobs: Sequence[TokenLogprobs] | None = None
         self._latest: GenerationOutput | None = None
         self._error: Exception | None = None
         self._is_ended = False
@@ -29,7 +31,8 @@ class OutputStream:
         assert not self._is_ended, "a request ends once"
         self._texts.append(output.text)
         self._tokens += output.tokens
-        self._prompt_tokens = self._prompt_tokens or output.prompt_tokens
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs = output.prompt_logprobs
         self._latest = output
         self._is_ended = output.finish_reason is not None
         self._has_news.set()
@@ -56,9 +59,9 @@ class OutputStream:
 
     def _take(self, latest: GenerationOutput) -> GenerationOutput:
         merged = replace(
-            latest, text="".join(self._texts), tokens=tuple(self._tokens), prompt_tokens=self._prompt_tokens
+            latest, text="".join(self._texts), tokens=tuple(self._tokens), prompt_logprobs=self._prompt_logprobs
         )
-        self._latest, self._prompt_tokens = None, ()
+        self._latest, self._prompt_logprobs = None, None
         self._texts.clear()
         self._tokens.clear()
         return merged

@@ -35,11 +35,13 @@ class Piece:
         text: To be shown now.
         tokens: Those whose text has begun to be shown by now; empty where logprobs are not wanted.
         stop_string: What ended the text, or None.
+        num_tokens: Those that were read: after a stop string the rest is not.
     """
 
     text: str
     tokens: tuple[TokenText, ...] = ()
     stop_string: str | None = None
+    num_tokens: int = 0
 
 
 class OutputText:
@@ -53,7 +55,7 @@ class OutputText:
         decoder: Of this output.
         stops: Likewise.
         token_bytes: What a token stands for.
-        min_tokens: The text of so many tokens is not searched for stop strings.
+        min_tokens: No stop string ends within so many tokens.
         shows_stop: A stop string is part of the text.
     """
 
@@ -83,52 +85,29 @@ class OutputText:
 
         Args:
             token_ids: May be empty.
-            logprobs: One a token, where they are wanted.
+            logprobs: One a token, where they are wanted; there may be more, of a token that is not shown.
             is_last: Nothing follows. After a stop string was found nothing may follow either.
         """
-        if logprobs is None:
-            text, stop = self._scan(token_ids)
-        else:
-            text, stop = self._scan_one_by_one(token_ids, logprobs)
-        if is_last and stop is None:
-            more, stop = self._flush()
+        text, stop, num_read = "", None, 0
+        # One by one: what comes of them must not depend on how many a step brought.
+        for num_read, token_id in enumerate(token_ids, start=1):
+            if logprobs is not None:
+                entry = logprobs[num_read - 1]
+                self._held_tokens.append(build_token_text(entry, self._token_bytes, offset=self._num_decoded))
+            self._num_tokens += 1
+            more, stop = self._search(self._decoder.feed([token_id]))
             text += more
-        self._num_shown += len(text)
-        return Piece(text, self._take_shown_tokens(is_all=is_last and stop is None), stop)
-
-    def _scan_one_by_one(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> tuple[str, str | None]:
-        shown = ""
-        # There may be more logprobs than tokens: the stopping token is not shown.
-        for token_id, entry in zip(token_ids, logprobs, strict=False):
-            self._held_tokens.append(build_token_text(entry, self._token_bytes, offset=self._num_decoded))
-            text, stop = self._scan([token_id])
-            shown += text
             if stop is not None:
-                return shown, stop
-        return shown, None
-
-    def _scan(self, token_ids: Sequence[int]) -> tuple[str, str | None]:
-        if not token_ids:
-            return "", None
-        num_exempt = self._min_tokens - self._num_tokens
-        if 0 < num_exempt < len(token_ids):
-            exempt, _ = self._scan(token_ids[:num_exempt])
-            text, stop = self._scan(token_ids[num_exempt:])
-            return exempt + text, stop
-        text = self._decoder.feed(token_ids)
-        self._num_decoded += len(text)
-        self._num_tokens += len(token_ids)
-        return self._search(text) if num_exempt <= 0 else (text, None)
-
-    def _flush(self) -> tuple[str, str | None]:
-        rest = self._decoder.flush()
-        self._num_decoded += len(rest)
-        # No token brings this: where all are exempt, so is what they leave.
-        shown, stop = self._search(rest) if self._num_tokens > self._min_tokens else (rest, None)
-        return (shown if stop is not None else shown + self._stops.flush()), stop
+                break
+        if is_last and stop is None:
+            more, stop = self._search(self._decoder.flush())
+            text += more if stop is not None else more + self._stops.flush()
+        self._num_shown += len(text)
+        return Piece(text, self._take_shown_tokens(is_all=is_last and stop is None), stop, num_read)
 
     def _search(self, text: str) -> tuple[str, str | None]:
-        shown, stop = self._stops.feed(text)
+        self._num_decoded += len(text)
+        shown, stop = self._stops.feed(text, is_exempt=self._num_tokens <= self._min_tokens)
         return (shown + stop if stop is not None and self._shows_stop else shown), stop
 
     def _take_shown_tokens(self, *, is_all: bool) -> tuple[TokenText, ...]:

@@ -174,7 +174,7 @@ class PromptBuilder:
 
 def count_chars(messages: Sequence[ChatMessage]) -> int:
     """Return how much text a conversation holds."""
-    return sum(len(message.content or "") for message in messages)
+    return sum(len(text) for message in messages for text in _build_template_message(message).values())
 
 
 def show_number(number: int) -> str:
@@ -200,6 +200,6 @@ def _build_template_message(message: ChatMessage) -> dict[str, str]:
         "content": message.content or "",
         "name": message.name,
         "tool_call_id": message.tool_call_id,
-        "reasoning_content": message.reasoning_content,
+        "reasoning_content": message.reasoning_content or message.reasoning,
     }
     return {name: value for name, value in fields.items() if value is not None}

@@ -138,7 +138,6 @@ STREAM_OPTIONS_FIELDS: FieldTable = {
 }
 MESSAGE_FIELDS: FieldTable = {
     **_honoured(ChatMessage),
-    "reasoning": _INERT,
     "annotations": _INERT,
     "refusal": _unless(""),
     "audio": _UNSUPPORTED,

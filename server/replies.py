@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from engine_core import TokenLogprobs
 from server.generation import GenerationOutput, GenerationRequest, TokenText
 from server.logprob_replies import (
     build_chat_logprobs,
@@ -13,6 +14,7 @@ from server.logprob_replies import (
     build_prompt_logprobs,
     join_completion_logprobs,
 )
+from server.output_text import TokenBytes, build_prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +59,10 @@ class Choice:
 
     Attributes:
         request: What it answers.
-        text: All text so far.
+        leader: The first choice of its prompt, perhaps itself: the one that is told the prompt's logprobs.
+        texts: All text so far, in pieces.
         tokens: All tokens so far, where logprobs were asked for.
-        prompt_tokens: The prompt's, where theirs were.
+        prompt_logprobs: The prompt's, where they were asked for and have come; the leader's only.
         num_output_tokens: Sampled so far.
         num_cached_tokens: Prompt tokens from the prefix cache.
         finish_reason: None while it runs.
@@ -67,9 +70,10 @@ class Choice:
     """
 
     request: GenerationRequest
-    text: str = ""
+    leader: Choice | None = None
+    texts: list[str] = field(default_factory=list)
     tokens: list[TokenText] = field(default_factory=list)
-    prompt_tokens: tuple[TokenText, ...] = ()
+    prompt_logprobs: Sequence[TokenLogprobs] | None = None
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     finish_reason: str | None = None
@@ -77,17 +81,27 @@ class Choice:
 
     def add(self, output: GenerationOutput) -> None:
         """Take in the next output."""
-        self.text += output.text
+        self.texts.append(output.text)
         self.tokens += output.tokens
-        self.prompt_tokens = self.prompt_tokens or output.prompt_tokens
         self.note(output)
 
     def note(self, output: GenerationOutput) -> None:
-        """Take in the next output's figures without its text."""
+        """Take in the next output without its text and tokens."""
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
         self.num_output_tokens = output.num_output_tokens
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         self.finish_reason = output.finish_reason.value if output.finish_reason else None
         self.stop_reason = output.stop_reason
+
+
+def create_choices(requests: Sequence[GenerationRequest]) -> list[Choice]:
+    """Return an empty choice for each request, the choices of one prompt tied to its first."""
+    choices: list[Choice] = []
+    for request in requests:
+        leader = choices[-request.choice] if request.choice else None
+        choices.append(Choice(request, leader))
+    return choices
 
 
 def build_usage(choices: Sequence[Choice]) -> dict[str, Any]:
@@ -130,17 +144,37 @@ class ReplyShape(Protocol):
         """Return the chunk without choices that ends a stream with usage."""
 
 
+class _PromptTokens:
+    """The tokens of prompts whose logprobs are told, made once a prompt. They can be many: not for the event loop."""
+
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        self._token_bytes = token_bytes
+        self._by_leader: dict[int, tuple[TokenText, ...]] = {}
+
+    def get(self, choice: Choice) -> tuple[TokenText, ...]:
+        """Return those of a choice's prompt; none where their logprobs have not come."""
+        leader = choice.leader or choice
+        if leader.prompt_logprobs is None:
+            return ()
+        if id(leader) not in self._by_leader:
+            tokens = build_prompt_tokens(leader.request.prompt, leader.prompt_logprobs, self._token_bytes)
+            self._by_leader[id(leader)] = tokens
+        return self._by_leader[id(leader)]
+
+
 class CompletionShape:
     """Replies of /v1/completions.
 
     Args:
         head: What every piece repeats.
         options: What the client wants to see.
+        token_bytes: What a token stands for.
     """
 
-    def __init__(self, head: ReplyHead, options: ReplyOptions = ReplyOptions()) -> None:
+    def __init__(self, head: ReplyHead, options: ReplyOptions, token_bytes: TokenBytes) -> None:
         self._base = _build_base(head, "text_completion")
         self._options = options
+        self._prompt_tokens = _PromptTokens(token_bytes)
 
     def build_reply(self, choices: Sequence[Choice]) -> dict[str, Any]:
         built = [self._build_whole(index, choice) for index, choice in enumerate(choices)]
@@ -155,7 +189,7 @@ class CompletionShape:
         built = {
             "index": index,
             "text": echoed + output.text,
-            "logprobs": self._build_logprobs(choice, output.tokens, output.prompt_tokens if is_first else ()),
+            "logprobs": self._build_logprobs(choice, output.tokens, has_prompt=is_first),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
@@ -167,42 +201,43 @@ class CompletionShape:
     def _build_whole(self, index: int, choice: Choice) -> dict[str, Any]:
         built = {
             "index": index,
-            "text": self._echo(choice) + choice.text,
-            "logprobs": self._build_logprobs(choice, choice.tokens, choice.prompt_tokens),
+            "text": self._echo(choice) + "".join(choice.texts),
+            "logprobs": self._build_logprobs(choice, choice.tokens, has_prompt=True),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
         if self._options.has_prompt_logprobs:
-            built["prompt_logprobs"] = build_prompt_logprobs(choice.prompt_tokens)
+            built["prompt_logprobs"] = build_prompt_logprobs(self._prompt_tokens.get(choice))
         return built
 
     def _echo(self, choice: Choice) -> str:
         return (choice.request.prompt.text or "") if self._options.echo else ""
 
     def _build_logprobs(
-        self, choice: Choice, tokens: Sequence[TokenText], prompt_tokens: Sequence[TokenText]
+        self, choice: Choice, tokens: Sequence[TokenText], *, has_prompt: bool
     ) -> dict[str, Any] | None:
         if not self._options.has_logprobs:
             return None
         own = build_completion_logprobs(tokens, base_offset=len(self._echo(choice)))
-        if not self._options.echo:
+        if not (self._options.echo and has_prompt):
             return own
-        return join_completion_logprobs(build_completion_logprobs(prompt_tokens), own)
+        return join_completion_logprobs(build_completion_logprobs(self._prompt_tokens.get(choice)), own)
 
 
 class ChatShape:
     """Replies of /v1/chat/completions; arguments as for CompletionShape."""
 
-    def __init__(self, head: ReplyHead, options: ReplyOptions = ReplyOptions()) -> None:
+    def __init__(self, head: ReplyHead, options: ReplyOptions, token_bytes: TokenBytes) -> None:
         self._base = _build_base(head, "chat.completion")
         self._stream_base = _build_base(head, "chat.completion.chunk")
         self._options = options
+        self._prompt_tokens = _PromptTokens(token_bytes)
 
     def build_reply(self, choices: Sequence[Choice]) -> dict[str, Any]:
         built = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "message": {"role": "assistant", "content": "".join(choice.texts), "refusal": None},
                 "logprobs": self._build_logprobs(choice.tokens),
                 "finish_reason": choice.finish_reason,
                 "stop_reason": choice.stop_reason,
@@ -211,7 +246,7 @@ class ChatShape:
         ]
         reply = {**self._base, "choices": built, "usage": build_usage(choices)}
         if self._options.has_prompt_logprobs:
-            reply["prompt_logprobs"] = build_prompt_logprobs(choices[0].prompt_tokens)
+            reply["prompt_logprobs"] = build_prompt_logprobs(self._prompt_tokens.get(choices[0]))
         return reply
 
     def build_chunks(

@@ -87,6 +87,7 @@ def serve(
         ConfigError: The configuration does not fit the model.
         ListenError: The port was opened by another program meanwhile.
     """
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     service = build_service(config, model=model, version=version)
     loaded = service.loaded
     listen(sock)
@@ -122,6 +123,7 @@ def run_batch(
     version: str,
 ) -> ExitCode:
     """Answer a file of requests without a port; arguments and errors as for serve, and the batch's two files."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     service = build_service(config, model=model, version=version)
     job = BatchJob(
         client=service.client,
@@ -137,7 +139,6 @@ def run_batch(
 def build_service(config: ServerConfig, *, model: ResolvedModel, version: str) -> Service:
     """Put together everything that serves one model; nothing is started. Errors as for open_model."""
     loaded = open_model(config, model)
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     assert loaded.config.model.max_model_len is not None, "resolve() settles it"
     metrics = ServerMetrics(loaded.name, max_model_len=loaded.config.model.max_model_len)
     client = create_client(loaded, metrics)

@@ -11,6 +11,14 @@ DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 
 
+# Line ends to Unicode, though not to the standard of events: many readers split there all the same.
+_SEPARATORS = {"\u2028".encode(): rb"\u2028", "\u2029".encode(): rb"\u2029", "\u0085".encode(): rb"\u0085"}
+
+
 def build_event(value: Any) -> bytes:
-    """Return one event whose data is `value` as JSON, which never contains a line break."""
-    return b"data: " + encode_json(value) + b"\n\n"
+    """Return one event whose data is `value` as JSON, which never contains a line break of any kind."""
+    data = encode_json(value)
+    if not data.isascii():
+        for separator, escape in _SEPARATORS.items():
+            data = data.replace(separator, escape)
+    return b"data: " + data + b"\n\n"

@@ -51,8 +51,12 @@ class StopStrings:
         other._state, other._held = 0, ""
         return other
 
-    def feed(self, text: str) -> tuple[str, str | None]:
+    def feed(self, text: str, *, is_exempt: bool = False) -> tuple[str, str | None]:
         """Take the next piece of text.
+
+        Args:
+            text: It may be empty.
+            is_exempt: A stop string that ends in this piece is none; one that begins here may end in a later piece.
 
         Returns:
             What may be shown now, and the stop string that was found, or None. On a match the text ends right before
@@ -60,7 +64,7 @@ class StopStrings:
         """
         if self._start_of_any is None:
             return text, None
-        end, index = self._scan(text)
+        end, index = self._scan(text, is_exempt=is_exempt)
         seen = self._held + text[:end]
         if index != _NO_MATCH:
             match = self._strings[index]
@@ -75,7 +79,7 @@ class StopStrings:
         held, self._held, self._state = self._held, "", 0
         return held
 
-    def _scan(self, text: str) -> tuple[int, int]:
+    def _scan(self, text: str, *, is_exempt: bool) -> tuple[int, int]:
         """Advance the state; return how much of ``text`` was read and the match that completes first."""
         assert self._start_of_any is not None
         state, position, length = self._state, 0, len(text)
@@ -90,7 +94,7 @@ class StopStrings:
             while state and char not in self._next[state]:
                 state = self._fail[state]
             state = self._next[state].get(char, 0)
-            if self._match[state] != _NO_MATCH:
+            if self._match[state] != _NO_MATCH and not is_exempt:
                 return position, self._match[state]
         self._state = state
         return length, _NO_MATCH

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.responses import StreamingResponse
@@ -18,7 +19,7 @@ from engine_core import FinishReason
 from server.engine_client import EngineClient
 from server.errors import ClientGoneError, ErrorKind, RequestError, as_request_error, build_error_body
 from server.generation import GenerationOutput, GenerationRequest
-from server.replies import Choice, ReplyShape
+from server.replies import Choice, ReplyShape, create_choices
 from server.sse import DONE, PING, build_event
 
 T = TypeVar("T")
@@ -68,7 +69,7 @@ async def collect_choices(engine_client: EngineClient, requests: Sequence[Genera
         RequestError: One of them failed; the others are aborted.
         EngineDeadError: The engine died.
     """
-    choices = [Choice(request) for request in requests]
+    choices = create_choices(requests)
     async with aclosing(generate_all(engine_client, requests)) as outputs:
         async for index, output in outputs:
             choices[index].add(output)
@@ -79,18 +80,42 @@ async def build_events(
     engine_client: EngineClient, requests: Sequence[GenerationRequest], shape: ReplyShape, *, has_usage: bool
 ) -> AsyncGenerator[bytes, None]:
     """Run requests and yield their event stream, ``[DONE]`` included; errors as collect_choices."""
-    choices = [Choice(request) for request in requests]
+    choices = create_choices(requests)
     is_first = [True] * len(choices)
+    has_prompts = requests[0].engine_request.sampling_params.num_prompt_logprobs is not None
     async with aclosing(generate_all(engine_client, requests)) as outputs:
-        async for index, output in outputs:
+        async for index, output in _hold_followers(outputs, choices) if has_prompts else outputs:
             choices[index].note(output)
-            chunks = shape.build_chunks(index, choices[index], output, is_first=is_first[index])
+            build = partial(_build_chunks, shape, index, choices[index], output, is_first=is_first[index])
+            # A prompt's logprobs can be many.
+            events = await asyncio.to_thread(build) if has_prompts and is_first[index] else build()
             is_first[index] = False
-            if chunks:
-                yield b"".join(map(build_event, chunks))
+            if events:
+                yield events
     if has_usage:
         yield build_event(shape.build_usage_chunk(choices))
     yield DONE
+
+
+def _build_chunks(shape: ReplyShape, index: int, choice: Choice, output: GenerationOutput, *, is_first: bool) -> bytes:
+    return b"".join(map(build_event, shape.build_chunks(index, choice, output, is_first=is_first)))
+
+
+async def _hold_followers(outputs: IndexedOutputs, choices: Sequence[Choice]) -> IndexedOutputs:
+    """Hold a choice's outputs back until its prompt's first choice, which brings the prompt's logprobs, has spoken."""
+    held: list[tuple[int, GenerationOutput]] = []
+    async for index, output in outputs:
+        leader = choices[index].leader
+        if leader is not None and leader.prompt_logprobs is None:
+            held.append((index, output))
+            continue
+        yield index, output
+        if leader is None and held:
+            follows = [choices[each].leader is choices[index] for each, _ in held]
+            released = [item for item, is_free in zip(held, follows, strict=True) if is_free]
+            held = [item for item, is_free in zip(held, follows, strict=True) if not is_free]
+            for item in released:
+                yield item
 
 
 async def generate_all(engine_client: EngineClient, requests: Sequence[GenerationRequest]) -> IndexedOutputs:
@@ -193,7 +218,8 @@ async def _merge(engine_client: EngineClient, requests: Sequence[GenerationReque
                     await queue.put((index, output))
         except Exception as error:
             await queue.put(error)
-        await queue.put(None)
+        finally:
+            await queue.put(None)
 
     feeders = [asyncio.create_task(feed(index, request)) for index, request in enumerate(requests)]
     num_running = len(feeders)

@@ -20,8 +20,15 @@ from server.json_text import scrub_surrogates
 from server.token_bytes import build_token_bytes
 
 
+class TokenizerError(Exception):
+    """The library has panicked: a bug of its own, or a tokenizer that contradicts itself."""
+
+
 class Tokenizer:
     """A model's tokenizer. Encoding and decoding release the GIL and may run in any thread.
+
+    What the library does wrong raises a TokenizerError: a panic in its Rust comes as a BaseException, which hardly
+    anybody expects.
 
     Args:
         pipeline: The library's tokenizer.
@@ -71,12 +78,18 @@ class Tokenizer:
                 rendered chat, whose template has written them already.
         """
         # encode() holds the GIL to its end, 2.8 s for 4 MB, and the event loop with it; a batch of one lets go of it.
-        batch = self._pipeline.encode_batch_fast([scrub_surrogates(text)], add_special_tokens=add_special_tokens)
+        try:
+            batch = self._pipeline.encode_batch_fast([scrub_surrogates(text)], add_special_tokens=add_special_tokens)
+        except BaseException as error:
+            raise _tame(error) from error
         return batch[0].ids
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[int]]:
         """Return the ids of a text, and for each the number of characters before it; arguments as encode."""
-        encoding = self._pipeline.encode_batch([scrub_surrogates(text)], add_special_tokens=add_special_tokens)[0]
+        try:
+            encoding = self._pipeline.encode_batch([scrub_surrogates(text)], add_special_tokens=add_special_tokens)[0]
+        except BaseException as error:
+            raise _tame(error) from error
         offsets: list[int] = []
         end = 0
         for (start, stop), is_added in zip(encoding.offsets, encoding.special_tokens_mask, strict=True):
@@ -88,7 +101,10 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the whole text of some ids, U+FFFD where bytes are no character."""
-        return self._pipeline.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        try:
+            return self._pipeline.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            raise _tame(error) from error
 
     def decode_with_offsets(self, token_ids: Sequence[int]) -> tuple[str, list[int]]:
         """Return the text of some ids, special tokens spelt out, and for each the complete characters before it."""
@@ -102,7 +118,10 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return what one token stands for; it may be a part of a character. Nothing for an id that is not known."""
-        return self._token_bytes(token_id)
+        try:
+            return self._token_bytes(token_id)
+        except BaseException as error:
+            raise _tame(error) from error
 
     def decode_stream(self, prompt_token_ids: Sequence[int] = ()) -> IncrementalDetokenizer:
         """Return a decoder for one output.
@@ -111,6 +130,13 @@ class Tokenizer:
             prompt_token_ids: The prompt that it continues: some tokenizers need it to keep the first word's space.
         """
         return IncrementalDetokenizer(self.decode, prompt_token_ids)
+
+
+def _tame(error: BaseException) -> BaseException:
+    """Return an error as it is, and an Exception for a panic, whose own class nobody can import."""
+    if type(error).__name__ == "PanicException":
+        return TokenizerError(f"the tokenizer library has panicked: {error}")
+    return error
 
 
 def load_tokenizer(path: Path, gguf_metadata: Mapping[str, Any]) -> Tokenizer:

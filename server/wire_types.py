@@ -168,11 +168,14 @@ class ChatMessage(Wire):
     name: str | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
 
     @model_validator(mode="after")
     def _check_content(self) -> Self:
         if self.content is None and self.role != "assistant":
             raise fail("`{param}` is required", at="content")
+        if self.reasoning and self.reasoning_content and self.reasoning != self.reasoning_content:
+            raise fail("`{param}` is another name of `reasoning_content`, and the two differ; send one", at="reasoning")
         return self
 
 

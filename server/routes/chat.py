@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from server.openapi import describe_body
 from server.protocol import parse_chat
 from server.replies import ChatShape
 from server.routes.generation import GenerationRoute
@@ -15,7 +16,7 @@ def build_router(route: GenerationRoute) -> APIRouter:
     """Return the router of this endpoint."""
     router = APIRouter(tags=["generation"])
 
-    @router.post("/v1/chat/completions", openapi_extra=route.describe_body(ChatRequest))
+    @router.post("/v1/chat/completions", openapi_extra=describe_body(ChatRequest))
     async def create_chat_completion(request: Request) -> Response:
         """Answer a conversation."""
         wire = await route.reader.read(request, parse_chat)

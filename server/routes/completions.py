@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from server.openapi import describe_body
 from server.protocol import parse_completion
 from server.replies import CompletionShape
 from server.routes.generation import GenerationRoute
@@ -15,7 +16,7 @@ def build_router(route: GenerationRoute) -> APIRouter:
     """Return the router of this endpoint."""
     router = APIRouter(tags=["generation"])
 
-    @router.post("/v1/completions", openapi_extra=route.describe_body(CompletionRequest))
+    @router.post("/v1/completions", openapi_extra=describe_body(CompletionRequest))
     async def create_completion(request: Request) -> Response:
         """Continue one or several prompts."""
         wire = await route.reader.read(request, parse_completion)

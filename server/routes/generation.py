@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from fastapi import Request, Response
-from pydantic import BaseModel
 
 from server.admission import Admission, Admitted
 from server.engine_client import EngineClient
-from server.json_text import encode_json
+from server.json_text import encode_json, encode_long_json
+from server.output_text import TokenBytes
 from server.replies import ReplyHead, ReplyOptions, ReplyShape
 from server.request_reader import RequestReader
 from server.streaming import EventStream, StreamTiming, build_events, collect_choices, run_while_connected
@@ -20,7 +21,7 @@ from server.wire_types import GenerationFields
 class ShapeFactory(Protocol):
     """CompletionShape or ChatShape."""
 
-    def __call__(self, head: ReplyHead, options: ReplyOptions) -> ReplyShape: ...
+    def __call__(self, head: ReplyHead, options: ReplyOptions, token_bytes: TokenBytes) -> ReplyShape: ...
 
 
 class GenerationRoute:
@@ -91,15 +92,13 @@ class GenerationRoute:
             has_usage=wire.has_stream_usage or self._has_forced_usage,
             has_continuous_usage=wire.has_continuous_usage,
         )
-        shape = create_shape(head, options)
+        shape = create_shape(head, options, self.admission.prompts.tokenizer.token_bytes)
         if wire.stream:
             events = build_events(self._engine_client, admitted.requests, shape, has_usage=options.has_usage)
             return EventStream(events, timing=self._timing)
         choices = await run_while_connected(request.receive, collect_choices(self._engine_client, admitted.requests))
-        return Response(encode_json(shape.build_reply(choices)), media_type="application/json")
-
-    @staticmethod
-    def describe_body(wire_type: type[BaseModel]) -> dict[str, Any]:
-        """Return the OpenAPI part for a body that the endpoint reads itself."""
-        schema = {"$ref": f"#/components/schemas/{wire_type.__name__}"}
-        return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+        if options.has_logprobs or options.has_prompt_logprobs:
+            body = await asyncio.to_thread(lambda: encode_long_json(shape.build_reply(choices)))
+        else:
+            body = encode_json(shape.build_reply(choices))
+        return Response(body, media_type="application/json")

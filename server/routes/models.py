@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from server.admission import build_model_error
+from server.admission_limits import build_model_error
 from server.engine_client import EngineClient
 
 

@@ -5,17 +5,19 @@ Routers ask it to place a request by its prefix; people ask it to see what a cha
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
-from engine_core import SamplingParams
-from server.admission import Admitted
-from server.generation import GenerationRequest
+from server.json_text import encode_long_json
+from server.openapi import describe_body
 from server.protocol import parse_chat, parse_completion
+from server.render_replies import describe_prompts
 from server.routes.generation import GenerationRoute
 from server.streaming import run_while_connected
-from server.wire_types import ChatRequest, CompletionRequest, GenerationFields
+from server.wire_types import ChatRequest, CompletionRequest
 
 
 def build_router(route: GenerationRoute, *, served_model_name: str) -> APIRouter:
@@ -27,62 +29,23 @@ def build_router(route: GenerationRoute, *, served_model_name: str) -> APIRouter
     """
     router = APIRouter(tags=["tokens"])
 
-    @router.post("/v1/completions/render", openapi_extra=route.describe_body(CompletionRequest))
-    async def render_completion(request: Request) -> list[dict[str, Any]]:
+    async def respond(describe: Callable[[], Any]) -> Response:
+        # A prompt may have hundreds of thousands of ids: not on the event loop.
+        body = await asyncio.to_thread(lambda: encode_long_json(describe()))
+        return Response(body, media_type="application/json")
+
+    @router.post("/v1/completions/render", openapi_extra=describe_body(CompletionRequest))
+    async def render_completion(request: Request) -> Response:
         """Return one engine request a prompt."""
         wire = await route.reader.read(request, parse_completion)
         admitted = await run_while_connected(request.receive, route.admission.admit_completion(wire))
-        return [_describe(each, admitted, wire, served_model_name) for each in _get_leaders(admitted)]
+        return await respond(lambda: describe_prompts(admitted, wire, served_model_name))
 
-    @router.post("/v1/chat/completions/render", openapi_extra=route.describe_body(ChatRequest))
-    async def render_chat_completion(request: Request) -> dict[str, Any]:
+    @router.post("/v1/chat/completions/render", openapi_extra=describe_body(ChatRequest))
+    async def render_chat_completion(request: Request) -> Response:
         """Return the engine request that a conversation becomes."""
         wire = await route.reader.read(request, parse_chat)
         admitted = await run_while_connected(request.receive, route.admission.admit_chat(wire))
-        return _describe(admitted.requests[0], admitted, wire, served_model_name)
+        return await respond(lambda: describe_prompts(admitted, wire, served_model_name)[0])
 
     return router
-
-
-def _get_leaders(admitted: Admitted) -> list[GenerationRequest]:
-    """The first choice of each prompt: the others differ in their seeds only."""
-    return [request for request in admitted.requests if request.choice == 0]
-
-
-def _describe(
-    request: GenerationRequest, admitted: Admitted, wire: GenerationFields, served_model_name: str
-) -> dict[str, Any]:
-    engine_request = request.engine_request
-    return {
-        "request_id": admitted.response_id,
-        "model": served_model_name,
-        "token_ids": engine_request.prompt_token_ids,
-        "prompt": request.prompt.text,
-        "sampling_params": _describe_sampling(engine_request.sampling_params, request, wire),
-        "priority": engine_request.priority,
-        "cache_salt": engine_request.cache_salt or None,
-        "stream": bool(wire.stream),
-    }
-
-
-def _describe_sampling(params: SamplingParams, request: GenerationRequest, wire: GenerationFields) -> dict[str, Any]:
-    return {
-        "n": request.n,
-        "max_tokens": 0 if request.is_prompt_only else params.max_tokens,
-        "min_tokens": params.min_tokens,
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "top_k": params.top_k,
-        "min_p": params.min_p,
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
-        "repetition_penalty": params.repetition_penalty,
-        "logit_bias": {str(token_id): bias for token_id, bias in params.logit_bias.items()},
-        "seed": wire.seed,
-        "stop": list(wire.stop),
-        "stop_token_ids": sorted(params.stop_token_ids),
-        "include_stop_str_in_output": request.shows_stop,
-        "ignore_eos": params.ignore_eos,
-        "logprobs": params.num_logprobs,
-        "prompt_logprobs": params.num_prompt_logprobs,
-    }

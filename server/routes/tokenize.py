@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 
 from server.admission import Admission
 from server.engine_client import EngineClient
-from server.generation import Prompt
+from server.json_text import encode_long_json
 from server.logprob_replies import show_token
+from server.openapi import describe_body
 from server.prompts import PromptBuilder, count_chars
 from server.protocol import parse_detokenize, parse_tokenize
 from server.request_reader import RequestReader
-from server.routes.generation import GenerationRoute
 from server.streaming import run_while_connected
 from server.wire_types import DetokenizeRequest, TokenizeRequest
 
@@ -29,33 +27,29 @@ def build_router(*, reader: RequestReader, admission: Admission, engine_client: 
     prompts, threads = admission.prompts, admission.threads
     router = APIRouter(tags=["tokens"])
 
-    @router.post("/tokenize", openapi_extra=GenerationRoute.describe_body(TokenizeRequest))
-    async def tokenize(request: Request) -> dict[str, Any]:
+    @router.post("/tokenize", openapi_extra=describe_body(TokenizeRequest))
+    async def tokenize(request: Request) -> Response:
         """Return the token ids of a prompt, as a generating endpoint would make them."""
         wire = await reader.read(request, parse_tokenize)
         admission.check_model(wire.model)
         num_chars = len(wire.prompt or "") + count_chars(wire.messages or [])
-        work = threads.run(num_chars, _tokenize, prompts, wire)
-        prompt, token_strs = await run_while_connected(request.receive, work)
-        return {
-            "count": len(prompt.token_ids),
-            "max_model_len": engine_client.state.max_model_len or None,
-            "tokens": prompt.token_ids,
-            "token_strs": token_strs,
-        }
+        max_len = engine_client.state.max_model_len or None
+        work = threads.run(num_chars, _tokenize, prompts, wire, max_len)
+        return Response(await run_while_connected(request.receive, work), media_type="application/json")
 
-    @router.post("/detokenize", openapi_extra=GenerationRoute.describe_body(DetokenizeRequest))
-    async def detokenize(request: Request) -> dict[str, Any]:
+    @router.post("/detokenize", openapi_extra=describe_body(DetokenizeRequest))
+    async def detokenize(request: Request) -> Response:
         """Return the text of token ids."""
         wire = await reader.read(request, parse_detokenize)
         admission.check_model(wire.model)
         work = threads.run(len(wire.tokens), _detokenize, prompts, wire)
-        return {"prompt": await run_while_connected(request.receive, work)}
+        return Response(await run_while_connected(request.receive, work), media_type="application/json")
 
     return router
 
 
-def _tokenize(prompts: PromptBuilder, wire: TokenizeRequest) -> tuple[Prompt, list[str] | None]:
+# Both write their replies too: tens of megabytes for the largest body, and not on the event loop.
+def _tokenize(prompts: PromptBuilder, wire: TokenizeRequest, max_model_len: int | None) -> bytes:
     if wire.messages is not None:
         prompt = prompts.build_from_messages(
             wire.messages,
@@ -64,11 +58,19 @@ def _tokenize(prompts: PromptBuilder, wire: TokenizeRequest) -> tuple[Prompt, li
         )
     else:
         prompt = prompts.build_from_text(wire.prompt or "", add_special_tokens=wire.add_special_tokens is not False)
-    if not wire.return_token_strs:
-        return prompt, None
-    return prompt, [show_token(prompts.tokenizer.token_bytes(token_id)) for token_id in prompt.token_ids]
+    token_bytes = prompts.tokenizer.token_bytes
+    return encode_long_json(
+        {
+            "count": len(prompt.token_ids),
+            "max_model_len": max_model_len,
+            "tokens": prompt.token_ids,
+            "token_strs": [show_token(token_bytes(each)) for each in prompt.token_ids]
+            if wire.return_token_strs
+            else None,
+        }
+    )
 
 
-def _detokenize(prompts: PromptBuilder, wire: DetokenizeRequest) -> str:
+def _detokenize(prompts: PromptBuilder, wire: DetokenizeRequest) -> bytes:
     prompts.check_ids(wire.tokens, param="tokens")
-    return prompts.tokenizer.decode(wire.tokens, skip_special_tokens=False)
+    return encode_long_json({"prompt": prompts.tokenizer.decode(wire.tokens, skip_special_tokens=False)})

@@ -195,7 +195,7 @@ async def test_token_ids_outside_the_vocabulary_are_refused(token_id: int) -> No
 )
 async def test_a_number_of_thousands_of_digits_does_not_fill_the_message(fields: dict[str, Any]) -> None:
     error = await refuse_completion(completion(**fields))
-    assert len(error.message) < 200
+    assert len(error.message) < 250
     assert "1" + "0" * 38 in error.message
 
 

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine_core import EngineDeadError, EnginePhase, EngineState, FinishReason
 from server.daemon import Daemon, ExitCode
-from server.generation import ServerStoppingError
+from server.errors import ServerStoppingError
 from server.in_proc_client import InProcEngineClient
 from server.listener import bind, listen
 from server.metrics import ServerMetrics

@@ -11,11 +11,11 @@ from server.errors import (
     ERROR_TABLE,
     ErrorKind,
     RequestError,
+    ServerStoppingError,
     as_request_error,
     build_error_body,
     build_error_response,
 )
-from server.generation import ServerStoppingError
 
 
 @pytest.mark.parametrize("kind", ErrorKind)

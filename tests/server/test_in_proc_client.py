@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine_core import EngineDeadError, EnginePhase, EngineState, FinishReason
-from server.generation import ServerStoppingError
+from server.errors import ServerStoppingError
 from server.in_proc_client import InProcEngineClient
 from server.metrics import ServerMetrics
 from server.output_processor import OutputProcessor

@@ -17,10 +17,12 @@ from engine_core import (
     SchedulerStats,
     TokenLogprobs,
 )
-from server.generation import GenerationOutput, ServerStoppingError
+from server.errors import ServerStoppingError
+from server.generation import GenerationOutput
 from server.metrics import ServerMetrics
 from server.output_processor import OutputProcessor
 from server.output_stream import OutputStream
+from server.tokenizer import TokenizerError
 from tests.server.fake_engine import CharDecodeStream, HoldingDecodeStream, char_bytes, create_request, output
 
 STOP, LENGTH, ABORT, ERROR = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, FinishReason.ERROR
@@ -123,7 +125,7 @@ async def test_a_stop_string_ends_the_request_at_once_and_later_tokens_are_ignor
     assert step(processor, output("ND two")) == ["r"]
     assert step(processor, output("three")) == []
     assert step(processor, output("", ABORT)) == []
-    assert await take_all(stream) == GenerationOutput("one ", 11, STOP, "END")
+    assert await take_all(stream) == GenerationOutput("one ", 7, STOP, "END")
 
 
 async def test_one_step_collects_all_its_aborts() -> None:
@@ -135,11 +137,22 @@ async def test_one_step_collects_all_its_aborts() -> None:
     assert processor.num_live == 1
 
 
+async def test_tokens_behind_a_stop_string_are_not_counted_however_they_come() -> None:
+    counts = []
+    for parts in (["a", "b", "c"], ["abc"]):
+        processor = create_processor()
+        stream = processor.add(create_request(stop=["b"]))
+        for part in parts:
+            step(processor, output(part))
+        counts.append((await take_all(stream)).num_output_tokens)
+    assert counts == [2, 2]
+
+
 async def test_a_stop_string_in_the_engines_last_output_wins_and_needs_no_abort() -> None:
     processor = create_processor()
     stream = processor.add(create_request(stop=["ND"]))
     assert step(processor, output("the ENDs", LENGTH)) == []
-    assert await take_all(stream) == GenerationOutput("the E", 8, STOP, "ND")
+    assert await take_all(stream) == GenerationOutput("the E", 7, STOP, "ND")
 
 
 @pytest.mark.parametrize("reason", [LENGTH, ABORT])
@@ -264,14 +277,10 @@ async def test_a_request_whose_tokens_cannot_be_decoded_fails_alone(caplog: pyte
     assert "request a" in caplog.text
 
 
-class RustPanicError(BaseException):
-    """What a panic in a Rust library is to Python: no Exception."""
-
-
 class PanickingDecodeStream(CharDecodeStream):
     def feed(self, token_ids: Sequence[int]) -> str:
         if 0 in token_ids:
-            raise RustPanicError
+            raise TokenizerError("panicked")
         return super().feed(token_ids)
 
 
@@ -436,7 +445,7 @@ async def test_a_request_for_no_tokens_gets_none_and_none_is_counted() -> None:
     step(processor, replace(part, prompt_logprobs=[TokenLogprobs(ord("b"), -0.5, 1)], num_cached_tokens=0))
     taken = [each async for each in stream]
     assert [(each.text, each.num_output_tokens, each.finish_reason) for each in taken] == [("", 0, LENGTH)]
-    assert [token.data for token in taken[0].prompt_tokens] == [b"a", b"b"]
+    assert taken[0].prompt_logprobs == [TokenLogprobs(ord("b"), -0.5, 1)]
     counted = samples(metrics)
     assert counted["vllm:generation_tokens_total{}"] == 0
     assert counted["vllm:prompt_tokens_total{}"] == 2
@@ -460,4 +469,4 @@ async def test_tokens_and_prompt_tokens_survive_a_reader_that_falls_behind() -> 
     step(processor, replace(output("y", LENGTH), logprobs=[TokenLogprobs(ord("y"), -2.0, 1)]))
     (merged,) = [each async for each in stream]
     assert [token.logprob for token in merged.tokens] == [-1.0, -2.0]
-    assert [token.logprob for token in merged.prompt_tokens] == [None, -0.5]
+    assert merged.prompt_logprobs == [TokenLogprobs(ord("b"), -0.5, 1)]

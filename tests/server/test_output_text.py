@@ -91,7 +91,7 @@ def test_every_token_whose_text_is_shown_is_told_once_with_its_place(text: str, 
 def test_a_token_waits_until_its_text_is_sure_to_be_shown() -> None:
     output = create_text(["END"])
     assert [token.offset for token in output.read(chars("aE"), entries(chars("aE"))).tokens] == [0]
-    assert output.read(chars("N"), entries(chars("N"))) == Piece("")
+    assert output.read(chars("N"), entries(chars("N"))) == Piece("", num_tokens=1)
     piece = output.read(chars("x"), entries(chars("x")))
     assert (piece.text, [token.offset for token in piece.tokens]) == ("ENx", [1, 2, 3])
 
@@ -109,20 +109,19 @@ def test_the_stopping_token_has_a_logprob_that_is_not_told() -> None:
     assert (piece.text, len(piece.tokens)) == ("ab", 2)
 
 
-def test_the_first_tokens_are_not_searched_for_stop_strings() -> None:
-    piece = create_text(["ab"], min_tokens=3).read(chars("ababab"))
-    assert (piece.text, piece.stop_string) == ("abab", "ab")
-    assert create_text(["ab"], min_tokens=9).read(chars("ababab"), is_last=True) == Piece("ababab")
+def test_no_stop_string_ends_within_the_first_tokens_though_one_may_begin_there() -> None:
+    assert create_text(["ab"], min_tokens=4).read(chars("ababab")) == Piece("abab", (), "ab", 6)
+    assert create_text(["ab"], min_tokens=3).read(chars("ababab")) == Piece("ab", (), "ab", 4)
+    assert create_text(["ab"], min_tokens=9).read(chars("ababab"), is_last=True) == Piece("ababab", num_tokens=6)
 
 
-def test_what_the_exempt_tokens_leave_at_the_end_is_not_searched_either() -> None:
-    output = create_text(["b"], decoder=HoldingDecodeStream, min_tokens=2)
-    assert output.read(chars("ab"), is_last=True) == Piece("ab")
+def test_what_stands_behind_a_stop_string_is_not_read_however_it_comes() -> None:
+    assert create_text(["b"]).read(chars("abcd")) == Piece("a", (), "b", 2)
 
 
 def test_a_stop_string_in_the_last_held_back_character_is_found() -> None:
     output = create_text(["b"], decoder=HoldingDecodeStream)
-    assert output.read(chars("ab"), is_last=True) == Piece("a", (), "b")
+    assert output.read(chars("ab"), is_last=True) == Piece("a", (), "b", 2)
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["byte level", "sentence piece"])

@@ -154,7 +154,7 @@ def check_offsets(whole: dict[str, Any]) -> None:
         if logprobs is None:
             continue
         for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
-            assert token == "\x01" or choice["text"][offset : offset + 1] == token
+            assert token == "<s>" or choice["text"][offset : offset + 1] == token
 
 
 @settings(max_examples=50)

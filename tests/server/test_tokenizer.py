@@ -6,6 +6,7 @@ import json
 import re
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
 from engine_core import CheckpointError
-from server.tokenizer import Tokenizer, load_tokenizer
+from server.tokenizer import Tokenizer, TokenizerError, load_tokenizer
 from tests.server.small_tokenizers import (
     NASTY,
     byte_level_metadata,
@@ -227,3 +228,43 @@ def test_bos_stands_before_the_text_and_eos_behind_all_of_it() -> None:
 def test_ids_beyond_the_vocabulary_decode_to_nothing() -> None:
     tokenizer: Tokenizer = load_tokenizer(GGUF, byte_level_metadata())
     assert tokenizer.decode([tokenizer.vocab_size + 5, *tokenizer.encode("fox", False)]) == "fox"
+
+
+class PanicException(BaseException):
+    pass
+
+
+class PanickingPipeline:
+    def __getattr__(self, name: str) -> Any:
+        def panic(*args: Any, **kwargs: Any) -> Any:
+            raise PanicException("index out of bounds")
+
+        return panic
+
+
+def test_a_panic_in_the_library_is_an_exception_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer(train_byte_level())
+    monkeypatch.setattr(tokenizer, "_pipeline", PanickingPipeline())
+    monkeypatch.setattr(tokenizer, "_token_bytes", PanickingPipeline().id_to_token)
+    for call in (
+        lambda: tokenizer.encode("a", False),
+        lambda: tokenizer.encode_with_offsets("a", False),
+        lambda: tokenizer.decode([1]),
+        lambda: tokenizer.decode_with_offsets([1]),
+        lambda: tokenizer.token_bytes(1),
+        lambda: tokenizer.decode_stream([1]),
+    ):
+        with pytest.raises(TokenizerError, match="index out of bounds"):
+            call()
+
+
+def test_other_errors_and_interrupts_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer(train_byte_level())
+    for error in (KeyboardInterrupt, OverflowError):
+
+        def fail(*args: Any, error: type[BaseException] = error, **kwargs: Any) -> str:
+            raise error
+
+        monkeypatch.setattr(tokenizer, "_pipeline", SimpleNamespace(decode=fail))
+        with pytest.raises(error):
+            tokenizer.decode([1])
