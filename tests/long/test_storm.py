@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.long.storm import run_storm
+from tests.long.storm import check_memory, run_storm
 
 
 def test_after_a_storm_of_disconnects_nothing_is_held_and_everything_is_counted() -> None:
@@ -11,3 +11,4 @@ def test_after_a_storm_of_disconnects_nothing_is_held_and_everything_is_counted(
     # Every kind of end has come up.
     assert set(figures["clients"]) >= {"refused", "whole", "whole stream", "left while waiting", "left amid its stream"}
     assert set(figures["requests"]) == {"stop", "length", "abort"}
+    check_memory(figures["memory"])
