@@ -27,9 +27,12 @@ def cut(items: Sequence[Any], cuts: Sequence[int]) -> list[Any]:
     return [items[start:end] for start, end in itertools.pairwise(edges)]
 
 
-def find_first_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
-    """Return what stands before the stop string that is complete first, and that; of several there the first listed."""
-    for end in range(1, len(text) + 1):
+def find_first_stop(text: str, stops: Sequence[str], *, num_exempt: int = 0) -> tuple[str, str | None]:
+    """Return what stands before the stop string that is complete first, and that; of several there the first listed.
+
+    None is that ends within the first `num_exempt` characters.
+    """
+    for end in range(num_exempt + 1, len(text) + 1):
         for stop in stops:
             if text[:end].endswith(stop):
                 return text[: end - len(stop)], stop

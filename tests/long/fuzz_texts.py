@@ -135,12 +135,12 @@ def expect_output(pieces: Sequence[str], stops: Sequence[str], *, min_tokens: in
     Args:
         pieces: What each token's arrival adds to the text, then what their end adds.
         stops: What ends it.
-        min_tokens: The text that so many tokens bring is not searched; the end brings nothing new.
+        min_tokens: No stop string ends in what so many tokens bring; the end brings nothing new.
         shows_stop: The stop string is shown.
     """
     exempt = "".join(pieces if len(pieces) - 1 <= min_tokens else pieces[:min_tokens])
-    shown, stop = find_first_stop("".join(pieces)[len(exempt) :], stops)
-    text = exempt + shown + (stop if stop is not None and shows_stop else "")
+    shown, stop = find_first_stop("".join(pieces), stops, num_exempt=len(exempt))
+    text = shown + (stop if stop is not None and shows_stop else "")
     offsets = [len("".join(pieces[:index])) for index in range(len(pieces) - 1)]
     return OutputSeen(text, stop, tuple(offset for offset in offsets if stop is None or offset < len(text)))
 

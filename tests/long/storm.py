@@ -26,9 +26,6 @@ from tests.e2e.server_process import ServerProcess
 FLAGS = ("--max-model-len", "512", "--num-kv-blocks", "96", "--max-num-seqs", "64")
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LOG_LINE = re.compile(r" server\.requests: \S+ (\w+): (\d+) prompt tokens \((\d+) cached\), (\d+) output tokens; ")
-# For each number of rows that a step has, oneDNN and torch's layer above it keep what they have worked out: measured,
-# 3 MB a number and up to 500 MB, full after thousands of requests. A leak could hide in that, so little of it is kept.
-ENV = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16", "LRU_CACHE_CAPACITY": "16"}
 # The second half of a storm may add so much, mostly what the allocator has not given back.
 MAX_GROWTH_KB = 32 * 1024
 _BAD: tuple[dict[str, Any], ...] = (
@@ -242,7 +239,7 @@ def run_storm(*, num_requests: int, num_streams: int, seed: int) -> dict[str, An
     """Run a storm on a server of its own, check what it left behind, and return the figures."""
     rng = random.Random(seed)
     plans = [draw_plan(rng, number) for number in range(num_requests)]
-    with ServerProcess(*FLAGS, env=ENV) as server:
+    with ServerProcess(*FLAGS) as server:
         expected, tally = ask_normally(server), Tally()
         # The ordinary requests are in the books as well.
         tally.num_asked_choices = tally.num_whole_choices = 1

@@ -14,6 +14,8 @@ from tests.long.fuzz_texts import StopCase, check_stops
 from tests.long.fuzz_tokens import TokenCase, check_tokens
 from tests.server.fake_engine import HoldingDecodeStream
 
+pytestmark = pytest.mark.long
+
 _SEED = 20_000
 _NUM_CASES = 500
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.long.storm import check_memory, run_storm
+
+pytestmark = pytest.mark.long
 
 
 def test_after_a_storm_of_disconnects_nothing_is_held_and_everything_is_counted() -> None:

@@ -401,3 +401,37 @@ async def test_the_message_that_the_template_refuses_is_named() -> None:
         with pytest.raises(RequestError, match=r"Roles must alternate\.") as caught:
             await admission.admit_chat(wire)
     assert caught.value.param == "messages[2]"
+
+
+async def test_a_prompts_logprobs_are_asked_for_once_however_many_choices() -> None:
+    async with admitting() as admission:
+        admitted = await admission.admit_completion(completion(["a", "b"], n=3, echo=True, logprobs=2))
+    asked = [each.engine_request.sampling_params.num_prompt_logprobs for each in admitted.requests]
+    assert asked == [2, None, None, 2, None, None]
+    assert [each.engine_request.skip_reading_prefix_cache for each in admitted.requests] == [True, False, False] * 2
+    assert {each.engine_request.sampling_params.num_logprobs for each in admitted.requests} == {2}
+
+
+async def test_a_request_arrives_when_it_arrives_not_when_it_is_tokenised() -> None:
+    now = [10.0]
+
+    class Slow(FakeTokenizer):
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            now[0] = 20.0
+            return super().encode(text, add_special_tokens)
+
+    async with admitting(tokenizer=Slow(), clock=lambda: now[0]) as admission:
+        (request,) = (await admission.admit_completion(completion("a"))).requests
+    assert (request.engine_request.arrival_time, now) == (10.0, [20.0])
+
+
+async def test_of_several_prompts_the_one_at_fault_is_named() -> None:
+    error = await refuse_completion(completion(["a", "b" * 100]))
+    assert (error.kind, error.param) == (ErrorKind.CONTEXT_LENGTH_EXCEEDED, "prompt[1]")
+    error = await refuse_completion(completion([[5], [5000]]))
+    assert error.param == "prompt[1]"
+
+
+async def test_no_tokens_cannot_be_at_least_one() -> None:
+    error = await refuse_completion(completion("a", echo=True, max_tokens=0, min_tokens=1))
+    assert error.param == "min_tokens"

@@ -69,3 +69,9 @@ def test_an_unforeseen_error_is_logged_and_hidden(caplog: pytest.LogCaptureFixtu
 )
 def test_starlettes_own_errors_get_a_kind(status: int, kind: ErrorKind) -> None:
     assert as_request_error(HTTPException(status)).kind is kind
+
+
+def test_what_trying_again_cannot_mend_says_so_to_openais_clients() -> None:
+    response = build_error_response(RequestError("x", kind=ErrorKind.INTERNAL))
+    assert response.headers["x-should-retry"] == "false"
+    assert "x-should-retry" not in build_error_response(RequestError("x", kind=ErrorKind.NOT_READY)).headers

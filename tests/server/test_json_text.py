@@ -12,6 +12,7 @@ from server.json_text import (
     JSONTextError,
     decode_json,
     encode_json,
+    encode_long_json,
     scrub_surrogates,
 )
 
@@ -91,3 +92,14 @@ def test_a_body_of_millions_of_values_is_refused_before_it_is_decoded(body: byte
 def test_punctuation_inside_a_long_text_counts_for_nothing() -> None:
     text = r'[{,"\,' * 500_000
     assert decode_json(json.dumps({"a": text, "b": [1, 2]}).encode()) == {"a": text, "b": [1, 2]}
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_long_json_is_the_same_json(value: object) -> None:
+    assert encode_long_json(value) == encode_json(value)
+    assert encode_long_json({"a": "\ud800é"}) == encode_json({"a": "\ud800é"})

@@ -376,3 +376,13 @@ def test_a_missing_field_is_named() -> None:
     with pytest.raises(RequestError) as caught:
         parse_chat({}, is_strict=False, on_unknown=print)
     assert (caught.value.kind, caught.value.param) == (ErrorKind.MISSING_PARAMETER, "messages")
+
+
+def test_a_messages_reasoning_has_two_names() -> None:
+    message = {"role": "assistant", "content": "a"}
+    (wire,) = chat(messages=[{**message, "reasoning": "why"}]).messages
+    assert wire.reasoning == "why"
+    chat(messages=[{**message, "reasoning": "why", "reasoning_content": "why"}])
+    with pytest.raises(RequestError) as caught:
+        chat(messages=[{**message, "reasoning": "why", "reasoning_content": "how"}])
+    assert caught.value.param == "messages[0].reasoning"

@@ -11,8 +11,8 @@ import httpx
 import openai
 import pytest
 
-from engine_core import EngineDeadError, EnginePhase, FinishReason
-from server.generation import GenerationOutput, GenerationRequest
+from engine_core import EngineDeadError, EnginePhase, FinishReason, TokenLogprobs
+from server.generation import GenerationOutput, GenerationRequest, TokenText
 from server.streaming import StreamTiming
 from tests.server.fake_engine_client import FakeEngineClient, ScriptItem, create_state, say
 from tests.server.http_helpers import MODEL, build_app, connect, get_chunks, get_events, serve
@@ -292,3 +292,31 @@ async def test_the_openai_client_raises_its_own_errors() -> None:
         "unsupported_parameter",
         "suffix",
     )
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_follower_that_is_ahead_waits_for_its_prompts_logprobs(is_stream: bool) -> None:
+    leader_may_speak = asyncio.Event()
+
+    def script(request: GenerationRequest) -> list[ScriptItem]:
+        if request.choice == 1:
+            # After all that the follower has to say, which is there at once.
+            asyncio.get_running_loop().call_later(0.05, leader_may_speak.set)
+            return say("b1", "b2")
+        token = TokenText(ord("a"), b"a", 0, -0.5, 1)
+        prompt_logprobs = [TokenLogprobs(ord("p"), -0.25, 1), TokenLogprobs(ord("q"), -0.75, 1)]
+        end = GenerationOutput("a", 1, FinishReason.STOP, tokens=(token,), prompt_logprobs=prompt_logprobs)
+        return [leader_may_speak, end]
+
+    engine = FakeEngineClient(script)
+    body = {"prompt": "pq", "n": 2, "echo": True, "logprobs": 0, "stream": is_stream}
+    async with connect(build_app(engine)) as client:
+        response = await client.post(PATH, json=body)
+        pieces = await get_chunks(response) if is_stream else [response.json()]
+    texts, offsets = {0: "", 1: ""}, {0: list[int](), 1: list[int]()}
+    for piece in pieces:
+        for choice in piece["choices"]:
+            texts[choice["index"]] += choice["text"]
+            offsets[choice["index"]] += choice["logprobs"]["text_offset"]
+    assert texts == {0: "pqa", 1: "pqb1b2"}
+    assert offsets == {0: [0, 0, 1, 2], 1: [0, 0, 1]}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,3 +31,13 @@ def test_done_and_ping_are_what_clients_and_proxies_expect() -> None:
     assert DONE == b"data: [DONE]\n\n"
     assert PING.startswith(b":")
     assert PING.endswith(b"\n\n")
+
+
+@pytest.mark.parametrize(
+    "separator", ["\u2028", "\u2029", "\u0085", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\r", "\n"]
+)
+def test_no_reader_that_splits_lines_in_its_own_way_tears_an_event(separator: str) -> None:
+    event = build_event({"text": f"a{separator}b"}).decode()
+    (line, *rest) = event.splitlines()
+    assert rest == [""]
+    assert json.loads(line.removeprefix("data: ")) == {"text": f"a{separator}b"}
