@@ -216,7 +216,7 @@ def _check_answer(case: EventCase) -> None:
         for number, text in enumerate(case.texts, start=1)
     ]
     options = ReplyOptions(has_logprobs=True, has_usage=case.has_usage)
-    shape = (ChatShape if case.is_chat else CompletionShape)(ReplyHead("id", 0, "m", "fp"), options)
+    shape = (ChatShape if case.is_chat else CompletionShape)(ReplyHead("id", 0, "m", "fp"), options, char_bytes)
     data = asyncio.run(_stream(FakeEngineClient(lambda _: outputs), shape, has_usage=case.has_usage))
     *events, last = _read_events(data, case.cuts)
     assert last == "[DONE]"

@@ -103,3 +103,15 @@ def test_fetch_fetches_the_embedded_model(
 def test_abbreviated_flags_are_not_taken() -> None:
     with pytest.raises(SystemExit):
         build_parser().parse_args(["serve", "--max-num-s", "4"])
+
+
+def test_onednn_keeps_few_programs_unless_the_operator_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("server.cli.bind", interrupt)
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "5")
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "5")
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+    main(["serve", "--port", "0"])
+    assert (os.environ["LRU_CACHE_CAPACITY"], os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) == ("5", "64")
