@@ -78,7 +78,7 @@ class Request:
         num_cached_tokens: Prompt tokens found in the prefix cache when first admitted.
         first_scheduled_time: Seconds on the engine's clock when it was first admitted; None before.
         num_preemptions: Times its blocks were taken away.
-        stop_ids: Every token id that ends it.
+        stop_ids: ``sampling_params.end_token_ids``, computed once.
         block_ids: Block table: position ``p`` lives in block ``block_ids[p // block_size]``.
         num_slots: Tokens that the table holds.
         block_digests: Digests of its leading full blocks, extended when needed, kept over preemptions.
@@ -119,7 +119,7 @@ class Request:
         self.num_prompt_tokens = self.num_tokens = self.num_tokens_with_spec = len(self.all_token_ids)
         params = self.sampling_params
         self.min_total_tokens = self.num_prompt_tokens + params.min_tokens
-        self.stop_ids = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | params.eos_token_ids
+        self.stop_ids = params.end_token_ids
 
     def append_output(self, token_id: int) -> None:
         """Add one sampled token. ``num_tokens_with_spec`` has counted it since it was scheduled."""

@@ -46,3 +46,8 @@ class SamplingParams:
     min_tokens: int = 0
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Every token id that ends the request."""
+        return self.stop_token_ids if self.ignore_eos else self.stop_token_ids | self.eos_token_ids

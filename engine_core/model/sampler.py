@@ -120,8 +120,7 @@ def _penalize_repetition(bent: FloatRow, penalty: float, tokens: OwnTokens) -> N
 
 
 def _mask_end_tokens(bent: FloatRow, params: SamplingParams) -> None:
-    ends = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | params.eos_token_ids
-    ids = [token_id for token_id in ends if 0 <= token_id < len(bent)]
+    ids = [token_id for token_id in params.end_token_ids if 0 <= token_id < len(bent)]
     if len(ids) < len(bent):  # where every token is an end, there is nothing else to pick
         bent[ids] = -np.inf
 
