@@ -29,7 +29,8 @@ class EngineCoreRequest:
         arrival_time: Seconds on the engine's clock (monotonic).
         priority: Read under the priority policy only; which end is urgent is configured. 0 = ordinary.
         cache_salt: Prefixes are shared only among requests of the same salt.
-        skip_reading_prefix_cache: Compute the whole prompt (its logits are wanted); others may still find it.
+        skip_reading_prefix_cache: Compute the whole prompt; others may still find it. Needless where the prompt's
+            logprobs are asked for: that says it already.
     """
 
     request_id: str

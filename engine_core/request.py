@@ -66,7 +66,8 @@ class Request:
         rank: Order of service.
         arrival_time: Seconds on the engine's clock.
         cache_salt: Prefixes are shared only among requests of the same salt.
-        skip_reading_prefix_cache: It finds nothing in the prefix cache; others find what it computes.
+        skip_reading_prefix_cache: It finds nothing in the prefix cache; others find what it computes. True for whoever
+            asks for its prompt's logprobs, whatever is given: they are made from the logits of every prompt token.
         status: See RequestStatus.
         num_tokens: ``len(all_token_ids)``.
         num_tokens_with_spec: ``num_tokens``, the tokens being sampled and the drafts.
@@ -119,6 +120,7 @@ class Request:
         self.num_prompt_tokens = self.num_tokens = self.num_tokens_with_spec = len(self.all_token_ids)
         params = self.sampling_params
         self.min_total_tokens = self.num_prompt_tokens + params.min_tokens
+        self.skip_reading_prefix_cache |= params.num_prompt_logprobs is not None
         self.stop_ids = params.end_token_ids
 
     def append_output(self, token_id: int) -> None:

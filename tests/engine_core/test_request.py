@@ -25,6 +25,13 @@ def test_stop_ids_join_the_models_and_the_clients() -> None:
     assert create(**params, ignore_eos=True).stop_ids == {5}
 
 
+@pytest.mark.parametrize(("num_prompt_logprobs", "skips"), [(None, False), (0, True), (5, True)])
+def test_whoever_asks_for_its_prompts_logprobs_never_reads_the_cache(
+    num_prompt_logprobs: int | None, skips: bool
+) -> None:
+    assert create(num_prompt_logprobs=num_prompt_logprobs).skip_reading_prefix_cache is skips
+
+
 @pytest.mark.parametrize("status", RequestStatus)
 def test_every_final_status_has_a_reason_and_no_other(status: RequestStatus) -> None:
     assert status.is_finished == (status in FINISH_REASONS) == status.name.startswith("FINISHED_")

@@ -142,6 +142,21 @@ def test_a_prompts_come_once_and_whole_with_the_first_token(chunk: int, depth: i
     assert not h.logprobs
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_cached_prompt_is_computed_whole_without_being_told(depth: int) -> None:
+    """Nobody sets skip_reading_prefix_cache here: who asks for its prompt's logprobs has said enough."""
+    h = create(max_steps_in_flight=depth, block_size=4)
+    h.add("earlier", PROMPT, 1)
+    run_to_end(h)
+    h.add("A", PROMPT, 3, num_logprobs=0, num_prompt_logprobs=2)
+    run_to_end(h)
+    assert h.prompt_logprobs == {"A": expect_logprobs(PROMPT, 2)}
+    h.check("A", PROMPT)
+    h.add("later", PROMPT, 1)
+    run_to_end(h)
+    assert h.last["later"].num_cached_tokens > 0, "others find what it computed"
+
+
 def test_a_prompt_of_one_token_has_none_and_says_so() -> None:
     h = create()
     h.add("A", [3], 1, num_prompt_logprobs=1)
