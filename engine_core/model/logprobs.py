@@ -11,24 +11,23 @@ from engine_core.model.cuts import by_likelihood, likeliest
 from engine_core.model.noise import FloatRow
 
 
-def token_logprobs(logits: FloatRow, token_id: int, num_top: int, num_token_ids: int) -> TokenLogprobs:
+def token_logprobs(logits: FloatRow, token_id: int, num_top: int) -> TokenLogprobs:
     """Look one token up in the row that it was picked from, or that it followed.
 
     Args:
-        logits: [vocab], raw and finite.
-        token_id: Which.
-        num_top: Likeliest tokens to name beside it.
-        num_token_ids: Ids that the tokenizer knows: none above is named, or counts for the rank.
+        logits: [n], raw and finite.
+        token_id: Which. One beyond the row, as a prompt of ids may hold, cannot come: probability 0, the last rank.
+        num_top: Likeliest tokens to name beside it; all where there are fewer.
     """
     greatest = float(logits.max())
     with np.errstate(under="ignore", over="ignore"):
         log_total = greatest + math.log(float(np.exp(logits - np.float32(greatest)).sum(dtype=np.float64)))
-    known = logits[:num_token_ids]
-    top = _likeliest_first(known, min(num_top, len(known)))
+    logit = float(logits[token_id]) if token_id < len(logits) else -math.inf
+    top = _likeliest_first(logits, min(num_top, len(logits)))
     return TokenLogprobs(
         token_id=token_id,
-        logprob=float(logits[token_id]) - log_total,
-        rank=1 + int(np.count_nonzero(known > logits[token_id])),
+        logprob=logit - log_total,
+        rank=1 + int(np.count_nonzero(logits > logit)),
         top_token_ids=tuple(top),
         top_logprobs=tuple(float(logits[top_id]) - log_total for top_id in top),
     )

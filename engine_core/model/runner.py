@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from engine_core.messages import TokenLogprobs
 from engine_core.model.decoder import Decoder
 from engine_core.model.input_batch import InputBatch, PromptLogits, RequestRow
 from engine_core.model.logprobs import token_logprobs
@@ -13,7 +14,7 @@ from engine_core.model.sampler import is_finite, pick_token
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from kernels.backend import KVPool
 
-_NOT_FINITE = "the model gave logits that are not finite; try another prompt or dtype"
+_NOT_FINITE = "The model gave logits that are not finite; try another prompt or dtype."
 
 
 class ModelRunner:
@@ -23,7 +24,8 @@ class ModelRunner:
         decoder: The loaded model.
         kv: Pages; page ids are the scheduler's block ids.
         max_model_len: Context in tokens.
-        num_token_ids: Ids that the tokenizer knows; None = the model's whole vocabulary. The rest is never sampled.
+        num_token_ids: Ids that the tokenizer knows; None = the model's whole vocabulary. The rest of a row of logits is
+            padding: nobody ever looks at it.
     """
 
     def __init__(self, *, decoder: Decoder, kv: KVPool, max_model_len: int, num_token_ids: int | None = None) -> None:
@@ -39,7 +41,8 @@ class ModelRunner:
         if output.total_num_scheduled_tokens == 0:
             return ModelRunnerOutput()
         step = self._batch.build_step(output)
-        logits: FloatRow = self._decoder.forward(step.meta, self._kv).cpu().contiguous().numpy()
+        padded: NDArray[np.float32] = self._decoder.forward(step.meta, self._kv).cpu().contiguous().numpy()
+        logits = padded[:, : self._num_token_ids]  # a view; each row is contiguous still
         result = ModelRunnerOutput(token_ids=[-1] * len(output.req_ids))
         for prompt in step.prompt_logits:
             self._read_prompt(prompt, logits, result)
@@ -54,18 +57,18 @@ class ModelRunner:
         if row.request_id in result.errors:
             row.append_token(0)  # a step that is scheduled already takes a token from here
             return -1
-        token_id = pick_token(logits[: self._num_token_ids], row.sampling, row.own_tokens())
+        token_id = pick_token(logits, row.sampling, row.own_tokens())
         row.append_token(token_id)
         num_top = row.sampling.num_logprobs
         if num_top is not None:
-            result.logprobs[row.request_id] = [self._look_up(logits, token_id, num_top)]
+            result.logprobs[row.request_id] = [token_logprobs(logits, token_id, num_top)]
         if row.prompt_logprobs is not None:
             assert len(row.prompt_logprobs) == row.num_prompt_tokens - 1, "the whole prompt was computed for it"
             result.prompt_logprobs[row.request_id] = row.prompt_logprobs
             row.prompt_logprobs = None
         return token_id
 
-    def _read_prompt(self, prompt: PromptLogits, logits: FloatRow, result: ModelRunnerOutput) -> None:
+    def _read_prompt(self, prompt: PromptLogits, logits: NDArray[np.float32], result: ModelRunnerOutput) -> None:
         """Take in what a chunk says about its prompt."""
         row = prompt.row
         num_top = row.sampling.num_prompt_logprobs
@@ -75,7 +78,4 @@ class ModelRunner:
                 result.errors[row.request_id] = _NOT_FINITE
                 row.prompt_logprobs = None
                 return
-            row.prompt_logprobs.append(self._look_up(logits[index], token_id, num_top))
-
-    def _look_up(self, logits: FloatRow, token_id: int, num_top: int) -> TokenLogprobs:
-        return token_logprobs(logits, token_id, num_top, self._num_token_ids)
+            row.prompt_logprobs.append(token_logprobs(logits[index], token_id, num_top))

@@ -13,7 +13,7 @@ Not of the batch, of the place in it, or of threads: numpy, one row at a time, o
      9. min_p keeps what weighs at least its share of the heaviest
     10. the draw: the greatest weight / E, with E an exponential number of (seed, output index, token id)
 
-Ids that the tokenizer does not know, which a padded LM head has, are cut off before all that.
+Ids that the tokenizer does not know, which a padded LM head has, are not in the row.
 
 Source: the draw is the exponential race, as good as the Gumbel-max trick. A weight that is off by one part in a million
 changes the winner about once in a million draws; a walk along cumulated weights changes with any of those before.

@@ -169,6 +169,41 @@ def test_ids_of_a_padded_head_are_never_sampled_or_named(temperature: float) -> 
     assert all(sorted(each.top_token_ids) == list(range(20)) for each in run.logprobs["a"])
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf"), 1e30])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_a_padded_head_holds_is_no_bodys_concern(bad: float, temperature: float) -> None:
+    """Rows of padding are whatever the checkpoint's author left there. Neither errors nor logprobs may show it."""
+    asked = params(temperature=temperature, num_logprobs=4, num_prompt_logprobs=4)
+    clean, spoiled = Run(num_token_ids=7), Run(num_token_ids=7)
+    spoiled.decoder.spoiled = {(token_id, position): bad for token_id in range(VOCAB) for position in range(6)}
+    for run in (clean, spoiled):
+        run.add("a", [1, 2, 3], asked)
+        run.step({"a": 3})
+        for _ in range(3):
+            run.step({"a": 1})
+    assert spoiled.errors == clean.errors == {}
+    assert (spoiled.token_ids, spoiled.logprobs) == (clean.token_ids, clean.logprobs)
+    assert spoiled.prompt_logprobs == clean.prompt_logprobs
+    assert len(spoiled.token_ids["a"]) == 4 and len(spoiled.prompt_logprobs["a"]) == 2
+
+
+def test_probabilities_of_the_ids_that_exist_add_up_to_1() -> None:
+    run = Run(num_token_ids=20)
+    run.add("a", [1, 2], params(num_logprobs=VOCAB, num_prompt_logprobs=VOCAB))
+    run.step({"a": 2})
+    for found in (*run.logprobs["a"], *run.prompt_logprobs["a"]):
+        assert np.exp(found.top_logprobs).sum() == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_prompt_may_hold_ids_of_a_padded_head() -> None:
+    run = Run(num_token_ids=20)
+    run.add("a", [1, 30, 2], params(num_prompt_logprobs=1))
+    run.step({"a": 3})
+    padded, known = run.prompt_logprobs["a"]
+    assert (padded.logprob, padded.rank) == (-float("inf"), 21)
+    assert np.isfinite(known.logprob)
+
+
 @pytest.mark.parametrize("num_token_ids", [None, VOCAB, 1000])
 def test_without_padding_all_ids_are_sampled(num_token_ids: int | None) -> None:
     run = Run(num_token_ids=num_token_ids)
@@ -280,6 +315,7 @@ def test_a_row_that_is_not_finite_ends_its_own_request(bad: float, temperature: 
         run.step({"a": 1, "b": 1, "c": 1})  # was scheduled already
         assert run.decoder.num_logit_rows == [3, 3], "it finds a token for b, too"
     assert set(spoiled.errors) == {"b"} and "not finite" in spoiled.errors["b"]
+    assert spoiled.errors["b"][0].isupper() and spoiled.errors["b"].endswith("."), "a client reads it"
     for request_id in "ac":
         assert spoiled.token_ids[request_id] == clean.token_ids[request_id]
         assert spoiled.logprobs[request_id] == clean.logprobs[request_id]
