@@ -12,8 +12,12 @@ Places = NDArray[np.intp]
 # Of a usual row, the tokens within so much of its best logit are a few hundred, and more than anybody's top_k.
 _USUAL_HEAD = np.float32(10.0)
 # How far down to look for a nucleus: at most 1,000 tokens can be as likely as the first says, and mostly they are
-# enough. The last takes everything.
-_USUAL_PROBABILITIES = (1e-3, 1e-4, 1e-5, 0.0)
+# enough.
+_USUAL_PROBABILITIES = (1e-3, 1e-4, 1e-5)
+# So many are sorted faster than a histogram of the whole row is made.
+_MAX_USUAL_HEAD = 8192
+# A bin of that histogram: weights that agree in sign, exponent and 7 bits of the fraction.
+_BIN_SHIFT = np.uint32(16)
 
 
 def likeliest(logits: FloatRow, num: int) -> Places:
@@ -31,9 +35,9 @@ def likeliest(logits: FloatRow, num: int) -> Places:
 
 def _greatest(values: FloatRow, num: int) -> Places:
     limit = np.partition(values, len(values) - num)[len(values) - num]
-    above = np.flatnonzero(values > limit)
-    equal = np.flatnonzero(values == limit)[: num - len(above)]
-    return np.sort(np.concatenate([above, equal]))
+    stays = values > limit
+    stays[np.flatnonzero(values == limit)[: num - int(np.count_nonzero(stays))]] = True
+    return np.flatnonzero(stays)
 
 
 def by_likelihood(logits: FloatRow, places: Places) -> Places:
@@ -53,9 +57,35 @@ def nucleus(logits: FloatRow, weights: FloatRow, top_p: float) -> Places:
     goal = top_p * total
     for probability in _USUAL_PROBABILITIES:
         head = np.flatnonzero(weights >= np.float32(probability * total))
-        if float(weights[head].sum(dtype=np.float64)) >= goal:
+        if len(head) > _MAX_USUAL_HEAD:
             break
-    before = np.cumsum(np.sort(weights[head])[::-1], dtype=np.float64)
-    # A token stays while those before it have not reached the goal; the first always does, however small the goal.
-    num_kept = 1 + int(np.count_nonzero(before[:-1] < goal))
-    return head if num_kept == len(head) else head[_greatest(logits[head], num_kept)]
+        if len(head) > 0 and float(weights[head].sum(dtype=np.float64)) >= goal:  # nothing reaches a goal of 0, too
+            num_kept = _num_kept(weights[head], 0.0, goal)
+            return head if num_kept == len(head) else head[_greatest(logits[head], num_kept)]
+    return _wide_nucleus(logits, weights, goal)
+
+
+def _num_kept(weights: FloatRow, weight_before: float, goal: float) -> int:
+    """Count the tokens that stay: while those before have not reached the goal. The first always does."""
+    before = weight_before + np.cumsum(np.sort(weights)[::-1], dtype=np.float64)
+    return 1 + int(np.count_nonzero(before[:-1] < goal))
+
+
+def _wide_nucleus(logits: FloatRow, weights: FloatRow, goal: float) -> Places:
+    """Find the bin of weights in which the goal is reached, and sort only that one::
+
+    bin       0 ... c-2 | c-1    c    c+1 | c+2 ...
+    tokens    out       | to be looked at | stay     exp() is off by a bit: near an edge, a greater logit may
+                                                     have the smaller weight
+    """
+    bins = (weights.view(np.uint32) >> _BIN_SHIFT).astype(np.intp)
+    weight_down_to = np.cumsum(np.bincount(bins, weights)[::-1])[::-1]
+    if weight_down_to[0] < goal:  # by rounding: top_p is as good as 1
+        return np.arange(len(weights))
+    crossing = int(np.count_nonzero(weight_down_to >= goal)) - 1
+    weight_above = float(weight_down_to[crossing + 1]) if crossing + 1 < len(weight_down_to) else 0.0
+    num_kept = int(np.count_nonzero(bins > crossing)) + _num_kept(weights[bins == crossing], weight_above, goal)
+    stays = bins > crossing + 1
+    near = np.flatnonzero((bins >= crossing - 1) & ~stays)
+    stays[near[_greatest(logits[near], num_kept - int(np.count_nonzero(stays)))]] = True
+    return np.flatnonzero(stays)
