@@ -152,11 +152,11 @@ class Scheduler:
         num_prompt_tokens = len(message.prompt_token_ids)
         if not 1 <= num_prompt_tokens <= self.max_prompt_tokens:
             raise ValueError(
-                f"a prompt must have 1 to {self.max_prompt_tokens} tokens (context {self.max_model_len}, "
-                f"KV pool {self.kv_cache.capacity_tokens}), not {num_prompt_tokens}"
+                f"A prompt must have 1 to {self.max_prompt_tokens} tokens (context {self.max_model_len}, "
+                f"KV pool {self.kv_cache.capacity_tokens}), not {num_prompt_tokens}."
             )
         if message.request_id in self.requests:
-            raise ValueError(f"request id {message.request_id!r} is in use; choose another")
+            raise ValueError(f"Request id {message.request_id!r} is in use; choose another.")
         self._num_added += 1
         urgency = message.priority if self._is_priority else 0
         request = Request(

@@ -142,7 +142,7 @@ class StepPlanner:
                 if self._lifecycle.running or plan.in_flight:
                     break
                 # Nothing will ever change for it: nobody is left to give anything back.
-                self._lifecycle.fail_later(request, "the request cannot be scheduled although nothing else is running")
+                self._lifecycle.fail_later(request, "The request cannot be scheduled although nothing else is running.")
             elif verdict is Verdict.SKIP:
                 self._lifecycle.set_head_aside()
         self._lifecycle.return_set_aside()
@@ -283,6 +283,6 @@ class StepPlanner:
         if self._num_stalls >= _MAX_STALLS:
             self._num_stalls = 0
             self._lifecycle.fail_later(
-                self._lifecycle.running[0], "the running request cannot get any more tokens scheduled"
+                self._lifecycle.running[0], "The running request cannot get any more tokens scheduled."
             )
             self._lifecycle.sweep_running()

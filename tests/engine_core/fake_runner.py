@@ -228,7 +228,7 @@ class FakeModelRunner:
         row.num_computed += num_known
         if request_id in self.failing_ids:
             self.failing_ids.discard(request_id)
-            errors[request_id] = "the logits are not finite"
+            errors[request_id] = "The logits are not finite."
             row.tokens.append(0)  # a step that is scheduled already computes something there
             row.rejections.append(span.num_drafts)
             return []

@@ -180,7 +180,7 @@ def test_n3_a_request_that_the_scheduler_gives_up_is_logged(caplog: pytest.LogCa
         fixture.core.run_busy_loop()  # resting stops it
     assert fixture.ends() == [("a", FinishReason.ERROR)]
     (message,) = caplog.messages
-    assert message.startswith("request a ended with an error: the request cannot be scheduled")
+    assert message.startswith("request a ended with an error: The request cannot be scheduled")
 
 
 def test_a_failing_runner_ends_the_loop_with_its_exception() -> None:

@@ -238,7 +238,7 @@ class Player:
             got, last = self.harness.token_ids[request_id], self.harness.last[request_id]
             if last.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
                 assert got == token_ids[: len(got)] and len(got) < len(token_ids)
-                assert last.error in (None, "the logits are not finite"), "the scheduler gave up on a request"
+                assert last.error in (None, "The logits are not finite."), "the scheduler gave up on a request"
             else:
                 assert (got, last.finish_reason) == (token_ids, reason)
 

@@ -41,6 +41,11 @@ def create_scheduler(
     )
 
 
+def is_sentence(text: str) -> bool:
+    """Tell whether a text is fit for a client's eyes."""
+    return text[0].isupper() and text.endswith(".")
+
+
 def create_request(
     request_id: str,
     prompt: int | Sequence[int],
@@ -158,6 +163,7 @@ class Harness:
         for output in records:
             assert output.request_id not in self.last, "news of a request after its last output"
             assert output.new_token_ids or output.finish_reason is not None
+            assert output.error is None or is_sentence(output.error), "clients read it"
             self.token_ids[output.request_id] += output.new_token_ids
             if output.finish_reason is not None:
                 self.last[output.request_id] = output

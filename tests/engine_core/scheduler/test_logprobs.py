@@ -124,7 +124,7 @@ def test_a_record_without_tokens_has_none_whatever_the_runner_says() -> None:
     scheduled, _ = h.in_flight.popleft()
     result = h.runner.execute(scheduled)
     assert result.logprobs and result.prompt_logprobs
-    result.errors["A"] = "the logits are not finite"
+    result.errors["A"] = "The logits are not finite."
     (output,) = h.scheduler.update_from_output(scheduled, result).outputs
     assert (output.new_token_ids, output.logprobs, output.prompt_logprobs) == ([], None, None)
 
