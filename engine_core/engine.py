@@ -253,4 +253,4 @@ def warm_up(decoder: Decoder, kv: KVPool) -> None:
             slot_mapping=span,
             logit_rows=span[-1:],
         )
-        decoder.forward(meta, kv)
+        list(decoder.iter_logits(decoder.forward(meta, kv)))

@@ -5,6 +5,7 @@ Knows no files, requests or sampling.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from engine_core.model.rope import RopeSpec, build_cos_sin
 from kernels.backend import AttnSpec, Backend, IntArray, KVPool, StepMeta
 
 _FIRST_TABLE_POSITIONS = 4096
+# Logits that exist at once, in fp32: a step of 8,192 tokens whose prompt's logprobs are wanted has 5 GB over 152k ids.
+_MAX_LOGITS_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +100,14 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, meta: StepMeta, kv: KVPool) -> torch.Tensor:
-        """Compute one step: append its tokens' K and V to the pages, return the logits that are wanted.
+        """Compute one step: append its tokens' K and V to the pages, return the last hidden states that are wanted.
 
         Args:
             meta: The batch.
             kv: Pages allocated by the decoder's backend for ``layer_specs`` in ``dtype``.
 
         Returns:
-            [R, vocab_size] fp32, for ``meta.logit_rows``.
+            [R, H], for ``meta.logit_rows``: what iter_logits() takes.
         """
         backend, arch, weights = self._backend, self.arch, self._weights
         eps = arch.rms_norm_eps
@@ -125,10 +128,21 @@ class Decoder:
                 rows = self._to_device(meta.logit_rows)
                 x, residual = x.index_select(0, rows), residual.index_select(0, rows)
                 if len(x) == 0:
-                    return torch.empty((0, arch.vocab_size), dtype=torch.float32, device=x.device)
+                    return residual
             x = self._mlp(layer, x, residual)
         backend.add_rmsnorm_(x, residual, weights.final_norm, eps)
-        return self._logits(x)
+        return x
+
+    @torch.inference_mode()
+    def iter_logits(self, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield the logits of all rows, [n, vocab_size] fp32 at a time: in one piece, unless they are very many.
+
+        Args:
+            hidden: [R, H], from forward().
+        """
+        max_rows = max(1, _MAX_LOGITS_BYTES // (4 * self.arch.vocab_size))
+        for first in range(0, len(hidden), max_rows):
+            yield self._logits(hidden[first : first + max_rows])
 
     def _qkv(
         self, layer: LayerWeights, x: torch.Tensor, cos_sin: torch.Tensor

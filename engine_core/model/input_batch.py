@@ -90,6 +90,12 @@ class PromptLogits:
     first_logits: int
     token_ids: IntArray
 
+    def within(self, first: int, stop: int) -> PromptLogits:
+        """Return the part of the run that lies within ``first:stop``, counted from there; it may be empty."""
+        skipped = max(first - self.first_logits, 0)
+        token_ids = self.token_ids[skipped : max(stop - self.first_logits, 0)]
+        return PromptLogits(self.row, self.first_logits + skipped - first, token_ids)
+
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:

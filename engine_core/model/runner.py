@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine_core.model.decoder import Decoder
-from engine_core.model.input_batch import InputBatch, PromptLogits, RequestRow
+from engine_core.model.input_batch import InputBatch, PromptLogits, RequestRow, StepInputs
 from engine_core.model.logprobs import token_logprobs
 from engine_core.model.noise import FloatRow
 from engine_core.model.sampler import is_finite, pick_token
@@ -41,14 +41,23 @@ class ModelRunner:
         if output.total_num_scheduled_tokens == 0:
             return ModelRunnerOutput()
         step = self._batch.build_step(output)
-        padded: NDArray[np.float32] = self._decoder.forward(step.meta, self._kv).cpu().contiguous().numpy()
-        logits = padded[:, : self._num_token_ids]  # a view; each row is contiguous still
         result = ModelRunnerOutput(token_ids=[-1] * len(output.req_ids))
-        for prompt in step.prompt_logits:
-            self._read_prompt(prompt, logits, result)
-        for row, line, index in zip(step.sampling_rows, step.sampling_lines, step.sampling_logits, strict=True):
-            result.token_ids[line] = self._sample(row, logits[index], result)
+        first = 0
+        for padded in self._decoder.iter_logits(self._decoder.forward(step.meta, self._kv)):
+            logits: NDArray[np.float32] = padded.cpu().contiguous().numpy()[:, : self._num_token_ids]
+            self._read(step, first, logits, result)
+            first += len(logits)
+            del padded, logits  # the next ones take their place
         return result
+
+    def _read(self, step: StepInputs, first: int, logits: NDArray[np.float32], result: ModelRunnerOutput) -> None:
+        """Give the logit rows from ``first`` on to those whom they belong to."""
+        stop = first + len(logits)
+        for prompt in step.prompt_logits:
+            self._read_prompt(prompt.within(first, stop), logits, result)
+        for row, line, index in zip(step.sampling_rows, step.sampling_lines, step.sampling_logits, strict=True):
+            if first <= index < stop:
+                result.token_ids[line] = self._sample(row, logits[index - first], result)
 
     def _sample(self, row: RequestRow, logits: FloatRow, result: ModelRunnerOutput) -> int:
         """Pick a row's next token, or end its request with an error; return what goes into the column."""
@@ -71,6 +80,8 @@ class ModelRunner:
     def _read_prompt(self, prompt: PromptLogits, logits: NDArray[np.float32], result: ModelRunnerOutput) -> None:
         """Take in what a chunk says about its prompt."""
         row = prompt.row
+        if len(prompt.token_ids) == 0 or row.request_id in result.errors:
+            return  # it has been read to its end
         num_top = row.sampling.num_prompt_logprobs
         assert num_top is not None and row.prompt_logprobs is not None, "asked for"
         for index, token_id in enumerate(prompt.token_ids.tolist(), start=prompt.first_logits):

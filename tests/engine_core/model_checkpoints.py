@@ -155,7 +155,9 @@ class PagedRun:
             end = request.num_computed + count
             while len(request.pages) * self.page_size < end:
                 request.pages.append(self._free.pop())
-        logits = self._decoder.forward(_build_meta(work, self.page_size, logit_rows), self._kv)
+        hidden = self._decoder.forward(_build_meta(work, self.page_size, logit_rows), self._kv)
+        parts = list(self._decoder.iter_logits(hidden))
+        logits = torch.cat(parts) if parts else torch.empty(0, self._decoder.arch.vocab_size)
         for request, count in work:
             request.num_computed += count
         return [logits] if logit_rows is not None else list(logits.split([count for _, count in work]))

@@ -76,6 +76,30 @@ def test_embedding_scale_is_rounded_to_the_dtype(tmp_path: Path) -> None:
     assert not torch.equal(exact, logits_of(load(rounded, backend), backend))
 
 
+@pytest.mark.parametrize("name", ["torch", "cpu"])
+@pytest.mark.parametrize("max_rows", [1, 7, 16, 39])
+def test_logits_are_the_same_however_few_are_made_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, max_rows: int
+) -> None:
+    """Bit by bit. A prompt of 8,192 tokens would else need 5 GB for its logprobs, over a vocabulary of 152k."""
+    save_checkpoint(tmp_path, "gemma3")
+    backend = create_backend(name)
+    decoder = load(open_checkpoint(tmp_path), backend)
+    whole = logits_of(decoder, backend)
+    monkeypatch.setattr("engine_core.model.decoder._MAX_LOGITS_BYTES", max_rows * 4 * VOCAB_SIZE + 3)
+    assert torch.equal(logits_of(decoder, backend), whole)
+    parts = list(decoder.iter_logits(torch.zeros(40, decoder.arch.hidden_size)))
+    assert [len(part) for part in parts] == [max_rows] * (40 // max_rows) + [40 % max_rows] * (40 % max_rows > 0)
+
+
+def test_a_row_of_logits_comes_however_long_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(tmp_path, "gemma3")
+    decoder = load(open_checkpoint(tmp_path), create_backend("torch"))
+    monkeypatch.setattr("engine_core.model.decoder._MAX_LOGITS_BYTES", 1)
+    shapes = [part.shape for part in decoder.iter_logits(torch.zeros(2, decoder.arch.hidden_size))]
+    assert shapes == [(1, VOCAB_SIZE)] * 2
+
+
 def test_rope_tables_grow_with_the_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_checkpoint(tmp_path, "gemma3")
     checkpoint, backend = open_checkpoint(tmp_path), create_backend("torch")

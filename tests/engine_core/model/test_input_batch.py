@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from engine_core.model.input_batch import InputBatch
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine_core.model.input_batch import InputBatch, PromptLogits
 from engine_core.sampling_params import SamplingParams
 from engine_core.scheduler.output import NewRequestData, SchedulerOutput
 
@@ -106,3 +111,17 @@ def test_rows_leave_on_finish_and_preemption_and_come_back_whole() -> None:
     batch.apply(resumed)
     row = batch.build_step(resumed).sampling_rows[0]
     assert (row.num_output_tokens, row.blocks(2).tolist()) == (2, [4, 6])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 20])
+def test_a_run_of_prompt_logits_is_cut_where_the_rows_are(size: int) -> None:
+    """Rows 4 to 8 of 12, which come so many at a time."""
+    row: Any = object()
+    run, read = PromptLogits(row, 4, np.arange(100, 105, dtype=np.int32)), {}
+    for first in range(0, 12, size):
+        part = run.within(first, first + size)
+        assert part.row is row
+        for index, token_id in enumerate(part.token_ids.tolist(), start=part.first_logits):
+            assert 0 <= index < size
+            read[first + index] = token_id
+    assert read == {4: 100, 5: 101, 6: 102, 7: 103, 8: 104}

@@ -5,7 +5,7 @@ What a request gets must not depend on the batch: not on who is in it, on their 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,9 +29,10 @@ def token_logits(token_id: int, position: int) -> torch.Tensor:
 
 
 class TableDecoder:
-    """Answers each wanted token with ``token_logits``; spoils those that it is told to."""
+    """Answers each wanted token with ``token_logits``, so many rows at a time; spoils those that it is told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_logit_rows: int) -> None:
+        self._max_logit_rows = max_logit_rows
         self.arch = SimpleNamespace(vocab_size=VOCAB)
         self.spoiled: dict[tuple[int, int], float] = {}  # (token, position) -> what one of its logits becomes
         self.num_logit_rows: list[int] = []
@@ -43,14 +44,18 @@ class TableDecoder:
             if key in self.spoiled:
                 logits[index, 7] = self.spoiled[key]
         self.num_logit_rows.append(len(keys))
-        return logits
+        return logits  # stand for the hidden states
+
+    def iter_logits(self, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
+        for first in range(0, len(hidden), self._max_logit_rows):
+            yield hidden[first : first + self._max_logit_rows]
 
 
 class Run:
     """A runner driven as the scheduler drives it: every request in chunks, then token by token."""
 
-    def __init__(self, *, num_token_ids: int | None = None) -> None:
-        self.decoder = TableDecoder()
+    def __init__(self, *, num_token_ids: int | None = None, max_logit_rows: int = 1000) -> None:
+        self.decoder = TableDecoder(max_logit_rows=max_logit_rows)
         kv: Any = SimpleNamespace(page_size=512)
         decoder: Any = self.decoder
         self.runner = ModelRunner(decoder=decoder, kv=kv, max_model_len=512, num_token_ids=num_token_ids)
@@ -299,6 +304,26 @@ def test_a_prompt_of_one_token_has_an_empty_list() -> None:
     run.add("a", [3], params(num_prompt_logprobs=1))
     run.step({"a": 1})
     assert run.prompt_logprobs == {"a": []}
+
+
+@pytest.mark.parametrize("max_logit_rows", [1, 2, 7, 24])
+@pytest.mark.parametrize("chunk", [9, 23])
+def test_nobody_sees_how_many_rows_of_logits_come_at_a_time(max_logit_rows: int, chunk: int) -> None:
+    found = []
+    for rows_at_a_time in (max_logit_rows, 1000):
+        run = Run(max_logit_rows=rows_at_a_time)
+        run.decoder.spoiled = {(17, 12): float("nan")}
+        prompts = {"a": PROMPT, "b": PROMPT[:4], "bad": [*PROMPT[:12], 17, *PROMPT[13:]], "c": PROMPT[::-1]}
+        for request_id, prompt in prompts.items():
+            num_top = None if request_id == "b" else 2
+            run.add(request_id, prompt, params(num_logprobs=1, num_prompt_logprobs=num_top))
+        for start in range(0, len(PROMPT), chunk):
+            counts = {each: min(chunk, len(prompt) - start) for each, prompt in prompts.items()}
+            run.step({each: max(count, 1) for each, count in counts.items()})
+        run.step(dict.fromkeys(prompts, 1))
+        assert set(run.errors) == {"bad"} and set(run.prompt_logprobs) == {"a", "c"}
+        found.append((run.token_ids, run.logprobs, run.prompt_logprobs, run.errors))
+    assert found[0] == found[1]
 
 
 # ---------------------------------------------------------------------- logits that are not finite
