@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Kind = Literal["gauge", "counter", "histogram"]
@@ -84,6 +84,4 @@ def histogram(name: str, unit: str, buckets: tuple[float, ...], help: str, tells
 
 
 def by_label(label: str, values: tuple[str, ...], row: MetricRow) -> MetricRow:
-    return MetricRow(
-        name=row.name, kind=row.kind, unit=row.unit, help=row.help, tells=row.tells, labels=(label,), values=values
-    )
+    return replace(row, labels=(label,), values=values)

@@ -6,6 +6,8 @@ Left out is what has no meaning here: multi-modal and LoRA figures, KV connector
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from server.metric_row import (
     CHOICES,
     CONTEXT_TOKENS,
@@ -256,15 +258,8 @@ _ALIASES = (
 
 
 def _build_alias(name: str, row: MetricRow) -> MetricRow:
-    return MetricRow(
-        name=name,
-        kind=row.kind,
-        unit=row.unit,
-        help=f"The same as {row.name}.",
-        labels=row.labels,
-        buckets=row.buckets,
-        alias_of=row.name,
-    )
+    # What a healthy value is stands at the row itself.
+    return replace(row, name=name, help=f"The same as {row.name}.", tells="", alias_of=row.name)
 
 
 _ROWS = (*_STATE, *_TOKENS, *_REQUESTS, *_SPECULATION, *_OWN, *_CHAPTER, *_REMOVED)
