@@ -10,15 +10,15 @@ import functools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
-from engine_core import EngineState, FinishReason, SchedulerStats
+from engine_core import EngineState, SchedulerStats
 from server.metric_row import MetricRow
 from server.metric_series import Counter, Family, Gauge, Histogram, RateWindow
 from server.metrics_table import TABLE
+from server.records import RequestRecord, StepRecord
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -28,56 +28,6 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _ENGINE = "0"
 _MAX_FIELD_NAMES = 64
 _MAX_FIELD_NAME_CHARS = 64
-
-
-@dataclass(slots=True)
-class RequestRecord:
-    """One request's figures, from its registration to its end. Times are seconds on the engine's clock.
-
-    Attributes:
-        request_id: Whose.
-        arrival_time: When it was admitted by the server.
-        num_prompt_tokens: Of its prompt.
-        num_cached_tokens: Of those, found in the prefix cache.
-        num_output_tokens: Sampled so far and counted to the client.
-        max_tokens: Output tokens that it may have at most.
-        n: Choices that its client asked for; each is a request.
-        first_scheduled_time: When the scheduler first admitted it; None before.
-        first_token_time: When its first token was delivered; None before.
-        last_token_time: When its latest token was delivered; None before.
-        end_time: When it ended; None before.
-        finish_reason: Why; None before.
-    """
-
-    request_id: str
-    arrival_time: float
-    num_prompt_tokens: int
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
-    max_tokens: int = 0
-    n: int = 1
-    first_scheduled_time: float | None = None
-    first_token_time: float | None = None
-    last_token_time: float | None = None
-    end_time: float | None = None
-    finish_reason: FinishReason | None = None
-
-
-@dataclass(slots=True)
-class StepRecord:
-    """What one step meant to its requests, as the output processor saw it.
-
-    Attributes:
-        num_generation_tokens: Tokens that came.
-        started: Requests whose first token came.
-        token_gap_s: Per other request with new tokens: seconds since its last ones.
-        ended: Requests that ended.
-    """
-
-    num_generation_tokens: int = 0
-    started: list[RequestRecord] = field(default_factory=list)
-    token_gap_s: list[float] = field(default_factory=list)
-    ended: list[RequestRecord] = field(default_factory=list)
 
 
 def _never_raises(

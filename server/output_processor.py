@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from engine_core import EngineCoreOutput, EngineCoreOutputs, EngineDeadError, FinishReason, SchedulerStats
 from server.errors import ServerStoppingError
 from server.generation import GenerationOutput, GenerationRequest
-from server.metrics import RequestRecord, ServerMetrics, StepRecord
+from server.metrics import ServerMetrics
 from server.output_stream import OutputStream
 from server.output_text import DecodeStream, OutputText, Piece, TokenBytes
+from server.records import RequestRecord, StepRecord
 from server.request_log import log_request_end
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from server.metrics import RequestRecord
+from server.records import RequestRecord
 
 logger = logging.getLogger("server.requests")
 

@@ -10,8 +10,9 @@ from engine_core.core import EngineCore
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.step_executor import DirectExecutor
 from server.generation import GenerationRequest, Prompt
-from server.metrics import RequestRecord, ServerMetrics, StepRecord
+from server.metrics import ServerMetrics
 from server.output_processor import OutputProcessor, OutputStream
+from server.records import RequestRecord, StepRecord
 from server.stop_strings import StopStrings
 from tests.engine_core.fake_runner import FakeModelRunner
 from tests.engine_core.scheduler.scheduler_helpers import create_scheduler

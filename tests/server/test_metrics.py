@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from engine_core import EnginePhase, EngineState, FinishReason, SchedulerStats
-from server.metrics import RequestRecord, ServerMetrics, StepRecord
+from server.metrics import ServerMetrics
+from server.records import RequestRecord, StepRecord
 from tests.server.metric_samples import read_samples
 
 STOP, ABORT = FinishReason.STOP, FinishReason.ABORT
@@ -320,7 +321,7 @@ def test_the_process_is_on_the_page_too() -> None:
 
 def test_g10_a_multiprocess_directory_in_the_environment_changes_nothing(tmp_path: Path) -> None:
     code = (
-        "from server.metrics import *; m = ServerMetrics('tiny');"
+        "from server.metrics import ServerMetrics; from server.records import StepRecord; m = ServerMetrics('tiny');"
         "m.record_step(StepRecord(num_generation_tokens=3), None);"
         'assert b\'vllm:generation_tokens_total{engine="0",model_name="tiny"} 3.0\' in m.render()[0]'
     )

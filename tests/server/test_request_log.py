@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from engine_core import FinishReason
-from server.metrics import RequestRecord
+from server.records import RequestRecord
 from server.request_log import format_request, log_request_end
 
 
