@@ -1,7 +1,7 @@
 """ServerMetrics: what the output processor, the scheduler and the HTTP layer counted becomes the page at /metrics.
 
-Knows nothing of how they count, and names no metric: metrics_table.py does. One thread records and renders; recording
-never raises.
+Knows nothing of how they count. Each name that it writes is a row of metrics_table.py, which says what it means. One
+thread records and renders; recording never raises.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ class ServerMetrics:
         """Return the body of /metrics and its content type. However many ask, none changes what another sees."""
         self._gauge("vllm:avg_prompt_throughput_toks_per_s").set(self._prompt_rate.get_rate())
         self._gauge("vllm:avg_generation_throughput_toks_per_s").set(self._generation_rate.get_rate())
-        queries, hits = (self._counter(f"vllm:prefix_cache_{what}_total").value for what in ("queries", "hits"))
+        queries = self._counter("vllm:prefix_cache_queries_total").value
+        hits = self._counter("vllm:prefix_cache_hits_total").value
         self._gauge("vllm_prefix_cache_hit_ratio").set(hits / queries if queries else 0.0)
         families: dict[str, Family[Gauge] | Family[Counter] | Family[Histogram]]
         families = {**self._gauges, **self._counters, **self._histograms}

@@ -3,42 +3,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from engine_core import EnginePhase, EngineState, FinishReason, SchedulerStats
 from server.metrics import ServerMetrics
-from server.records import RequestRecord, StepRecord
-from tests.server.metric_samples import read_samples
+from server.records import StepRecord
+from tests.server.metric_samples import STATS, create_record, read_samples
 
-STOP, ABORT = FinishReason.STOP, FinishReason.ABORT
-STATS = SchedulerStats(
-    num_running=3,
-    num_waiting=4,
-    num_blocks=10,
-    num_free_blocks=4,
-    num_parked=1,
-    num_held_back=2,
-    num_scheduled_tokens=107,
-    num_prompt_tokens=100,
-    num_drafts=3,
-    num_draft_tokens=5,
-    num_accepted_tokens=(2, 1),
-    num_generation_tokens=3,
-    num_preempted=1,
-    num_prefix_queries=90,
-    num_prefix_hits=64,
-    num_resumed_queries=40,
-    num_resumed_hits=32,
-    num_stalls=2,
-    num_steps=1,
-    num_step_prompt_tokens=60,
-    num_step_generation_tokens=3,
-    schedule_time_s=0.25,
-    update_time_s=0.125,
-    step_time_s=0.02,
-)
+ABORT = FinishReason.ABORT
 
 
 class FakeClock:
@@ -47,24 +20,6 @@ class FakeClock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def create_record(**overrides: Any) -> RequestRecord:
-    """A request that ended after 4 tokens: queued 0.5 s, its prompt computed in 1 s, a token every 0.25 s."""
-    figures: dict[str, Any] = {
-        "request_id": "r",
-        "arrival_time": 100.0,
-        "num_prompt_tokens": 12,
-        "num_cached_tokens": 8,
-        "num_output_tokens": 4,
-        "max_tokens": 40,
-        "first_scheduled_time": 100.5,
-        "first_token_time": 101.5,
-        "last_token_time": 102.25,
-        "end_time": 102.5,
-        "finish_reason": STOP,
-    }
-    return RequestRecord(**{**figures, **overrides})
 
 
 def get_histogram(metrics: ServerMetrics, name: str) -> tuple[float, float]:
