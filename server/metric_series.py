@@ -7,6 +7,7 @@ series. Everything here belongs to one thread.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,9 @@ from prometheus_client.utils import floatToGoString
 from server.metric_row import MetricRow
 
 RATE_WINDOW_S = 10
+# Control characters and separators, at which some readers split lines, and surrogates, which UTF-8 has not. The format
+# knows an escape for the newline only, and Prometheus refuses a page with another one.
+_UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 class Gauge:
@@ -124,6 +128,9 @@ class Family(Generic[S]):
         """Return the series with these values of the row's own labels; it starts when first asked for."""
         found = self._series.get(values)
         if found is None:
+            shown = tuple(map(_make_printable, values))
+            if shown != values:
+                return self.at(*shown)
             labels = {**dict(zip(self._row.labels, values, strict=True)), **self._model_labels}
             # Sorted by name, the bucket's among them, as Prometheus' own client has it: not everybody parses properly.
             before, after = (
@@ -177,5 +184,9 @@ def _format(value: float) -> str:
     return str(floatToGoString(value))  # type: ignore[no-untyped-call]
 
 
+def _make_printable(value: str) -> str:
+    return _UNPRINTABLE.sub("?", value)
+
+
 def _escape(value: str) -> str:
-    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    return _make_printable(value).replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

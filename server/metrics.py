@@ -15,6 +15,7 @@ from typing import Concatenate, ParamSpec
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
 from engine_core import EngineState, SchedulerStats
+from server.field_names import clean_field_name
 from server.metric_row import MetricRow
 from server.metric_series import Counter, Family, Gauge, Histogram, RateWindow
 from server.metrics_table import TABLE
@@ -27,7 +28,6 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Only one engine lives in this process; dashboards group by the label all the same.
 _ENGINE = "0"
 _MAX_FIELD_NAMES = 64
-_MAX_FIELD_NAME_CHARS = 64
 
 
 def _never_raises(
@@ -116,7 +116,7 @@ class ServerMetrics:
     @_never_raises
     def count_unknown_field(self, name: str) -> None:
         """Count a request field that was ignored. Clients choose the names, so only the first few get a series."""
-        name = name[:_MAX_FIELD_NAME_CHARS]
+        name = clean_field_name(name)
         if name not in self._field_names:
             if len(self._field_names) >= _MAX_FIELD_NAMES:
                 name = "(other)"
@@ -134,8 +134,7 @@ class ServerMetrics:
         families: dict[str, Family[Gauge] | Family[Counter] | Family[Histogram]]
         families = {**self._gauges, **self._counters, **self._histograms}
         text = "".join(line for row in TABLE for line in families[row.alias_of or row.name].write(row))
-        # A client's lone surrogate in a field's name must not cost the operator the page.
-        return text.encode(errors="replace") + generate_latest(self._process), CONTENT_TYPE
+        return text.encode() + generate_latest(self._process), CONTENT_TYPE
 
     # ------------------------------------------------------------------ requests
     @_never_raises

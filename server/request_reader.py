@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from server.errors import ClientGoneError, ErrorKind, RequestError
+from server.field_names import clean_field_name
 from server.json_text import JSONTextError, decode_json
 
 logger = logging.getLogger(__name__)
@@ -18,7 +19,6 @@ logger = logging.getLogger(__name__)
 _MAX_INLINE_BYTES = 16 * 1024
 # Names come from clients: the log must not grow with them.
 _MAX_LOGGED_NAMES = 100
-_MAX_NAME_CHARS = 64
 _MAX_UNKNOWN_NAMES = 100
 
 W = TypeVar("W", covariant=True)
@@ -87,10 +87,10 @@ class RequestReader:
 
     def _note_unknown(self, name: str) -> None:
         self._metrics.count_unknown_field(name)
-        name = name[:_MAX_NAME_CHARS]
+        name = clean_field_name(name)
         if name not in self._logged_names and len(self._logged_names) < _MAX_LOGGED_NAMES:
             self._logged_names.add(name)
-            logger.warning("requests carry a field that is not known and is ignored: %r", name)
+            logger.warning("requests carry a field that is not known and is ignored: %s", name)
 
 
 def _check_content_type(request: Request) -> None:

@@ -1,9 +1,14 @@
+import sys
+import unicodedata
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as PrometheusHistogram
 from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
 from server.metric_row import MetricRow, build_1_2_5
 from server.metric_series import Counter, Family, Gauge, Histogram, RateWindow
@@ -55,6 +60,32 @@ def test_an_alias_shows_the_same_series_under_its_own_name() -> None:
         "Some.", "The same as h."
     )
     assert "old_count" in shown
+
+
+# Whatever Python, or a reader in any other language, may take for the end of a line, and what UTF-8 cannot hold.
+UNPRINTABLE = [chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in ("Cc", "Zl", "Zp")]
+UNPRINTABLE += ["\ud800", "\udfff"]
+
+
+@pytest.mark.parametrize("value", UNPRINTABLE, ids=ascii)
+def test_no_label_ends_a_line_of_the_page(value: str) -> None:
+    family = Family(replace(ROW, kind="gauge"), {"model_name": f"m{value}forged 1"}, Gauge)
+    family.at(f"z{value}forged 1").set(2)
+    page = "".join(family.write())
+    assert page.encode().decode().splitlines() == page.split("\n")[:-1]
+    shown = "\n" if value == "\n" else "?"
+    (read,) = text_string_to_metric_families(page)
+    assert [sample.labels for sample in read.samples if sample.value == 2] == [
+        {"zone": f"z{shown}forged 1", "model_name": f"m{shown}forged 1"}
+    ]
+
+
+def test_values_that_are_shown_alike_are_one_series() -> None:
+    family = Family(ROW, {}, Counter)
+    for value in ("x\r", "x\0", "x?"):
+        family.at(value).inc()
+    assert family.at("x?").value == 3
+    assert "".join(family.write()).count("x?") == 1
 
 
 @pytest.mark.parametrize(

@@ -237,13 +237,32 @@ def test_unknown_field_names_cannot_flood_the_registry() -> None:
     assert sum(found.values()) == 502
 
 
-@pytest.mark.parametrize("name", ['"} 1\nvllm:forged 1\n', "\\", "\ud800", "模型", ""])
-def test_no_field_name_breaks_the_page(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("messages[0].tool-calls_2", "messages[0].tool-calls_2"),
+        ('"} 1\nvllm:forged 1\n', "???1?vllm?forged?1?"),
+        ("a\rvllm:forged 1\r", "a?vllm?forged?1?"),
+        ("(other)", "?other?"),
+        ("\\", "?"),
+        ("\ud800", "?"),
+        ("模型", "??"),
+        ("", ""),
+    ],
+)
+def test_no_field_name_breaks_the_page(name: str, shown: str) -> None:
     metrics = ServerMetrics("tiny")
     metrics.count_unknown_field(name)
-    shown = name.encode(errors="replace").decode()
     assert read_samples(metrics)["pointsman:unknown_fields_total", f"field={shown}"] == 1
-    assert not [key for key in read_samples(metrics) if key[0] == "vllm:forged"]
+    lines = metrics.render()[0].decode().splitlines()
+    assert not [line for line in lines if line.startswith("vllm:forged")]
+
+
+def test_field_names_that_look_alike_on_the_page_are_one_series() -> None:
+    metrics = ServerMetrics("tiny")
+    for name in ("a\r", "a\n", "a?"):
+        metrics.count_unknown_field(name)
+    assert read_samples(metrics)["pointsman:unknown_fields_total", "field=a?"] == 3
 
 
 # ---------------------------------------------------------------------- the page and its failures
