@@ -8,8 +8,8 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# Asked for every few seconds by machines: counted, they would drown what people ask.
-UNCOUNTED_PATHS = frozenset({"/metrics", "/health", "/ready", "/ping", "/load", "/version"})
+from server.routes.probes import ProbeRoute
+
 # Whoever connects may send any word as a method, and any path: what is not ours is one series.
 OTHER = "other"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -37,7 +37,7 @@ class HttpMetricsMiddleware:
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in UNCOUNTED_PATHS:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         started = self._clock()
@@ -52,11 +52,14 @@ class HttpMetricsMiddleware:
         try:
             await self._app(scope, receive, send_noted)
         finally:
-            method = scope["method"]
-            self._metrics.record_http(
-                method=method if method in _METHODS else OTHER,
-                status=f"{status // 100}xx",
-                # The route's template, which the router leaves here; none where no route was found or asked for.
-                handler=getattr(scope.get("route"), "path", None) or OTHER,
-                duration_s=self._clock() - started,
-            )
+            # The router leaves it here; there is none where none was found or asked for.
+            route = scope.get("route")
+            # Asked for every few seconds by machines: counted, they would drown what people ask.
+            if not isinstance(route, ProbeRoute):
+                method = scope["method"]
+                self._metrics.record_http(
+                    method=method if method in _METHODS else OTHER,
+                    status=f"{status // 100}xx",
+                    handler=getattr(route, "path", None) or OTHER,
+                    duration_s=self._clock() - started,
+                )

@@ -10,6 +10,7 @@ from engine_core import EnginePhase, EngineState
 from server.engine_client import EngineClient
 from server.errors import ErrorKind, RequestError, build_error_body
 from server.json_text import encode_json
+from server.routes.probes import create_probe_router, probe
 
 # An engine with work in hand that has not finished a step for this long should get no new requests.
 MAX_HEARTBEAT_AGE_S = 2.0
@@ -33,11 +34,10 @@ def build_router(
         version: Of this server.
         system_fingerprint: As in replies.
     """
-    router = APIRouter(tags=["operations"])
+    router = create_probe_router("operations")
 
     # Not a thread hop away: probes must answer while every thread of the pools is busy.
-    @router.get("/health")
-    @router.head("/health", include_in_schema=False)
+    @probe(router, "/health")
     async def get_health() -> Response:
         """Tell whether the process can still serve; load never changes it."""
         state = engine_client.state
@@ -45,9 +45,7 @@ def build_router(
             return _build_status(503, state, "The engine has died; restart the server.", ErrorKind.ENGINE_DEAD)
         return _build_ok("ok")
 
-    @router.get("/ready")
-    @router.get("/readyz", include_in_schema=False)
-    @router.head("/ready", include_in_schema=False)
+    @probe(router, "/ready", "/readyz")
     async def get_ready() -> Response:
         """Tell whether requests should be sent here now."""
         state = engine_client.state
@@ -61,20 +59,18 @@ def build_router(
             return _build_status(503, state, message, ErrorKind.NOT_READY)
         return _build_ok("ready")
 
-    @router.get("/ping")
-    @router.post("/ping", include_in_schema=False)
+    @probe(router, "/ping", other_methods=("POST",))
     async def ping() -> Response:
         """Answer, whatever the state."""
         return _build_ok("ok")
 
-    @router.get("/version")
+    @probe(router, "/version")
     async def get_version() -> dict[str, str]:
         """Tell what runs here."""
         return {"version": version, "system_fingerprint": system_fingerprint}
 
-    # HEAD: aiperf asks so whether there are any.
-    @router.get("/metrics")
-    @router.head("/metrics", include_in_schema=False)
+    # aiperf asks by HEAD whether there are any.
+    @probe(router, "/metrics")
     async def get_metrics() -> Response:
         """Show the metrics in Prometheus' text format."""
         body, content_type = metrics.render()

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import uvicorn
 from fastapi import FastAPI
+from starlette.routing import Route
 
 from server.admission import Admission, SamplingDefaults
 from server.app import AppSettings, create_app
@@ -130,6 +131,15 @@ def build_app(
             timing=timing or StreamTiming(),
         ),
     )
+
+
+def list_routes(app: FastAPI) -> list[Route]:
+    """Every route of an app, those of its routers too, whether FastAPI copies them or keeps them where they are."""
+    found: list[Route] = []
+    for route in app.routes:
+        inner = getattr(route, "original_router", None)
+        found += [route] if inner is None else inner.routes  # type: ignore[list-item]
+    return found
 
 
 @asynccontextmanager

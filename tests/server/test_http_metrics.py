@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 from server.http_limits import BodyLimitMiddleware
 from server.http_metrics import HttpMetricsMiddleware
 from tests.server.fake_engine_client import FakeEngineClient
-from tests.server.http_helpers import build_app, connect
+from tests.server.http_helpers import build_app, connect, list_routes
 
 
 class FakeHttpMetrics:
@@ -65,13 +65,26 @@ async def test_a_request_is_counted_by_its_route_never_by_what_the_client_wrote(
     assert metrics.seen == [(*labels, 1.0)]
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/health", "/ready", "/ping", "/load", "/version"])
-async def test_probes_are_not_counted(path: str) -> None:
+# Whatever else an app answers is somebody's request.
+PROBES = {
+    *("/health", "/ready", "/readyz", "/ping", "/version", "/metrics"),
+    *("/load", "/get_load", "/is_sleeping", "/get_server_info", "/server_info", "/model_info", "/get_model_info"),
+}
+
+
+def test_the_routes_of_the_app_are_found() -> None:
+    paths = {route.path for route in list_routes(build_app(FakeEngineClient()))}
+    assert paths >= PROBES | {"/v1/chat/completions", "/v1/models", "/tokenize", "/docs", "/openapi.json"}
+
+
+@pytest.mark.parametrize("path", sorted({route.path for route in list_routes(build_app(FakeEngineClient()))}))
+async def test_every_route_is_counted_but_the_probes(path: str) -> None:
     app = build_app(FakeEngineClient())
     metrics = wrap(app)
     async with connect(app) as client:
-        await client.get(path)
-    assert metrics.seen == []
+        for method in ("GET", "HEAD", "POST", "DELETE"):
+            await client.request(method, path, json={})
+    assert len(metrics.seen) == (0 if path in PROBES else 4)
 
 
 async def test_random_paths_make_one_series() -> None:
