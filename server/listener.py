@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import importlib.util
+import logging
 import socket
 from collections.abc import Iterator
 from typing import Literal
 
 import uvicorn
 from starlette.types import ASGIApp
+
+logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 # Longer than the idle time of usual proxies (60 s): it is theirs, not ours, to close an idle connection.
@@ -87,11 +91,15 @@ def create_http_server(app: ASGIApp, *, grace_s: int) -> HttpServer:
 
 
 def _choose_http() -> type[asyncio.Protocol] | Literal["h11"]:
-    try:
-        from server.http_parser import LimitedHttpToolsProtocol
-    except ImportError:
-        # Slower, and limits a head to 64 KB on its own.
+    # Not by catching ImportError: our limits stand on uvicorn's internals, and must not be lost unseen if they move.
+    if importlib.util.find_spec("httptools") is None:
+        logger.warning(
+            "httptools is not installed, so h11 reads HTTP: more slowly, with 64 KB but any number of headers a "
+            "request, and with refusals in plain text. `pip install httptools` changes that."
+        )
         return "h11"
+    from server.http_parser import LimitedHttpToolsProtocol
+
     return LimitedHttpToolsProtocol
 
 

@@ -57,8 +57,22 @@ async def test_http_is_spoken_by_the_fast_parser_and_loop() -> None:
     assert factory.__module__ == "uvloop"
 
 
-async def test_without_httptools_http_is_spoken_by_h11(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "server.http_parser", None)
+async def test_without_httptools_http_is_spoken_by_h11_and_the_log_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "httptools", None)
     server = create_http_server(never_called, grace_s=3)
     server.config.load()
     assert server.config.http_protocol_class.__name__ == "H11Protocol"
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "pip install httptools" in record.getMessage()
+
+
+def test_our_parser_is_not_given_up_in_silence_where_uvicorn_has_moved_what_it_stands_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "server.http_parser", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn.protocols.http.httptools_impl", None)
+    with pytest.raises(ImportError, match="httptools_impl"):
+        create_http_server(never_called, grace_s=3)
