@@ -53,6 +53,7 @@ class Daemon:
         sock: Listening.
         report: Hears of loading.
         on_ready: Called once, when the model is loaded.
+        on_refusal: Told the status of each request that HTTP's parser refuses, unseen by the app.
         linger_s: How long a dead engine's server still answers.
         hard_exit: Ends the process at once.
     """
@@ -65,11 +66,12 @@ class Daemon:
         sock: socket.socket,
         report: StartupReport,
         on_ready: Callable[[EngineState], None],
+        on_refusal: Callable[[int], None],
         linger_s: float = _LINGER_S,
         hard_exit: Callable[[int], object] = os._exit,
     ) -> None:
         self._client = client
-        self._http = create_http_server(app, grace_s=_CLOSE_S)
+        self._http = create_http_server(app, grace_s=_CLOSE_S, on_refusal=on_refusal)
         self._sock = sock
         self._report = report
         self._on_ready = on_ready

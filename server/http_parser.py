@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -29,6 +31,13 @@ _UPGRADE_HEADERS = (b"upgrade", b"http2-settings", b"connection")
 class LimitedHttpToolsProtocol(HttpToolsProtocol):
     """One connection.
 
+    Args:
+        config: uvicorn's, as are those up to ``_loop``.
+        server_state: Of all connections.
+        app_state: What the lifespan left.
+        _loop: None = the running one.
+        on_refusal: Told the status of each request that is refused before the application sees it.
+
     httptools keeps a header until it is complete and calls nobody meanwhile, so two things are counted: what came
     through callbacks, and the bytes of packets that led to none.
     """
@@ -39,8 +48,11 @@ class LimitedHttpToolsProtocol(HttpToolsProtocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        on_refusal: Callable[[int], None],
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self._on_refusal = on_refusal
         self._num_head_bytes = 0
         self._num_silent_bytes = 0
         self._has_called_back = False
@@ -140,6 +152,8 @@ class LimitedHttpToolsProtocol(HttpToolsProtocol):
     def _refuse(self, error: RequestError) -> None:
         logger.info("a connection was refused: %s", error.message)
         self._has_refused = True
+        if self._is_in_head:
+            self._on_refusal(error.reply.status)
         is_answering = self.cycle is not None and not self.cycle.response_complete
         if not is_answering:
             self._write_refusal(error)
@@ -161,7 +175,8 @@ class LimitedHttpToolsProtocol(HttpToolsProtocol):
     def _write_refusal(self, error: RequestError) -> None:
         if self.transport.is_closing():
             return
-        response = build_error_response(error, {"Connection": "close"})
+        # Never the client's own: a head that is refused is not read for one.
+        response = build_error_response(error, {"Connection": "close", "X-Request-Id": uuid.uuid4().hex})
         head = [STATUS_LINE[response.status_code]]
         for name, value in (*self.server_state.default_headers, *response.raw_headers):
             head += (name, b": ", value, b"\r\n")

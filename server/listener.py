@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import importlib.util
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import uvicorn
@@ -67,16 +68,17 @@ def listen(sock: socket.socket) -> None:
         raise ListenError(_describe(error, host, port)) from None
 
 
-def create_http_server(app: ASGIApp, *, grace_s: int) -> HttpServer:
+def create_http_server(app: ASGIApp, *, grace_s: int, on_refusal: Callable[[int], None]) -> HttpServer:
     """Return a server for ``app``.
 
     Args:
         app: The application.
         grace_s: Seconds that responses get to finish once the server is told to stop.
+        on_refusal: Told the status of each request that the application never saw, because its head was refused.
     """
     config = uvicorn.Config(
         app,
-        http=_choose_http(),
+        http=_choose_http(on_refusal),
         loop="auto",  # uvloop likewise
         ws="none",
         lifespan="on",
@@ -90,7 +92,7 @@ def create_http_server(app: ASGIApp, *, grace_s: int) -> HttpServer:
     return HttpServer(config)
 
 
-def _choose_http() -> type[asyncio.Protocol] | Literal["h11"]:
+def _choose_http(on_refusal: Callable[[int], None]) -> type[asyncio.Protocol] | Literal["h11"]:
     # Not by catching ImportError: our limits stand on uvicorn's internals, and must not be lost unseen if they move.
     if importlib.util.find_spec("httptools") is None:
         logger.warning(
@@ -100,7 +102,8 @@ def _choose_http() -> type[asyncio.Protocol] | Literal["h11"]:
         return "h11"
     from server.http_parser import LimitedHttpToolsProtocol
 
-    return LimitedHttpToolsProtocol
+    # uvicorn wants a class, and only calls it.
+    return functools.partial(LimitedHttpToolsProtocol, on_refusal=on_refusal)  # type: ignore[return-value]
 
 
 def _describe(error: OSError, host: str, port: int) -> str:

@@ -28,6 +28,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Only one engine lives in this process; dashboards group by the label all the same.
 _ENGINE = "0"
 _MAX_FIELD_NAMES = 64
+# As http_metrics.py calls a method or a route that is none of ours.
+_UNKNOWN = "other"
 
 
 def _never_raises(
@@ -100,6 +102,15 @@ class ServerMetrics:
         """
         self._counter("http_requests_total", method, status, handler).inc()
         self._histogram("http_request_duration_seconds", method, handler).observe(duration_s)
+
+    @_never_raises
+    def count_refusal(self, status: int) -> None:
+        """Count a request that was refused before its method or path were known. It took no time worth measuring.
+
+        Args:
+            status: Of the answer.
+        """
+        self._counter("http_requests_total", _UNKNOWN, f"{status // 100}xx", _UNKNOWN).inc()
 
     @_never_raises
     def set_cache_config(self, state: EngineState, *, cache_dtype: str, enable_prefix_caching: bool) -> None:

@@ -110,7 +110,14 @@ def serve(
         report.line(format_memory(state))
         print(format_curl(url, loaded.name, has_chat=loaded.chat_template is not None), flush=True)
 
-    return Daemon(client=service.client, app=service.app, sock=sock, report=report, on_ready=announce).run()
+    return Daemon(
+        client=service.client,
+        app=service.app,
+        sock=sock,
+        report=report,
+        on_ready=announce,
+        on_refusal=service.metrics.count_refusal,
+    ).run()
 
 
 def run_batch(

@@ -33,6 +33,7 @@ class Running:
     http: httpx.AsyncClient
     text: io.StringIO
     ready: list[EngineState] = field(default_factory=list)
+    refusals: list[int] = field(default_factory=list)
     hard_exits: list[int] = field(default_factory=list)
 
 
@@ -78,7 +79,8 @@ async def running_daemon(linger_s: float = 0.0, loads: bool = True) -> AsyncIter
         new_decode_stream=CharDecodeStream, token_bytes=char_bytes, metrics=ServerMetrics("tiny")
     )
     client = InProcEngineClient(create_engine, processor)
-    sock, text, ready, hard_exits = bind("127.0.0.1", 0), io.StringIO(), list[EngineState](), list[int]()
+    sock, text = bind("127.0.0.1", 0), io.StringIO()
+    ready, refusals, hard_exits = list[EngineState](), list[int](), list[int]()
     listen(sock)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     daemon = Daemon(
@@ -87,13 +89,14 @@ async def running_daemon(linger_s: float = 0.0, loads: bool = True) -> AsyncIter
         sock=sock,
         report=StartupReport(text),
         on_ready=ready.append,
+        on_refusal=refusals.append,
         linger_s=linger_s,
         hard_exit=hard_exits.append,
     )
     task = asyncio.create_task(daemon.serve())
     async with httpx.AsyncClient(base_url=url, timeout=10, trust_env=False) as http:
         await http.get("/")  # it serves
-        yield Running(engines[0], client, task, http, text, ready, hard_exits)
+        yield Running(engines[0], client, task, http, text, ready, refusals, hard_exits)
         await asyncio.wait_for(task, 10)
 
 
@@ -129,6 +132,13 @@ async def test_an_answer_that_takes_too_long_is_told_why_it_ends(monkeypatch: py
         assert (await answer).text == "error: The server is shutting down; ask again."
         assert await running.task is ExitCode.OK
     assert running.engine.aborts == [["r"]]
+
+
+async def test_a_request_that_the_app_never_saw_is_told_to_whoever_counts() -> None:
+    async with running_daemon() as running:
+        reply = await running.http.get("/", headers={"X": "x" * 100_000})
+        assert (reply.status_code, running.refusals) == (431, [431])
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 async def test_a_second_signal_stops_at_once() -> None:
@@ -185,6 +195,7 @@ def test_the_process_ends_at_once_where_a_thread_of_the_engine_is_left_even_if_i
         sock=bind("127.0.0.1", 0),
         report=StartupReport(io.StringIO()),
         on_ready=lambda state: None,
+        on_refusal=lambda status: None,
         hard_exit=hard_exits.append,
     )
     assert daemon.run() == ExitCode.ENGINE_DIED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -63,11 +64,16 @@ class EchoApp:
 
 
 class Connection:
-    """A raw client."""
+    """A raw client.
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    Attributes:
+        refusals: What the server counted as refused.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, refusals: list[int]) -> None:
         self._reader = reader
         self.writer = writer
+        self.refusals = refusals
 
     async def send(self, *packets: bytes) -> None:
         for packet in packets:
@@ -88,6 +94,7 @@ class Connection:
         status, headers, body = await self.read_reply()
         assert headers["content-type"] == "application/json"
         assert headers["connection"] == "close"
+        assert re.fullmatch("[0-9a-f]{32}", headers["x-request-id"])
         await self.expect_end()
         assert set(body["error"]) == {"message", "type", "param", "code"}
         return {"status": status, **body["error"]}
@@ -100,12 +107,13 @@ class Connection:
 async def connected(app: EchoApp | None = None) -> AsyncIterator[Connection]:
     sock = bind("127.0.0.1", 0)
     listen(sock)
-    server = create_http_server(app or EchoApp(), grace_s=1)
+    refusals: list[int] = []
+    server = create_http_server(app or EchoApp(), grace_s=1, on_refusal=refusals.append)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     reader, writer = await asyncio.open_connection(*sock.getsockname())
     writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
-        yield Connection(reader, writer)
+        yield Connection(reader, writer, refusals)
     finally:
         writer.close()
         server.should_exit = True
@@ -128,6 +136,7 @@ async def test_good_requests_follow_each_other_on_one_connection() -> None:
             await connection.send(GOOD)
             status, _, body = await connection.read_reply()
             assert (status, body["path"]) == (200, "/good")
+        assert connection.refusals == []
 
 
 @pytest.mark.parametrize("packet_bytes", [1 << 20, 4096])
@@ -188,6 +197,7 @@ async def test_a_head_that_is_too_large_is_431_whatever_its_packets(packets: lis
         await connection.send(*packets)
         error = await connection.read_refusal()
     assert (error["status"], error["code"]) == (431, TOO_LARGE.code)
+    assert connection.refusals == [431]
     assert error["message"].endswith("send less.")
 
 
@@ -216,6 +226,7 @@ async def test_what_is_no_request_is_400_and_one_quiet_line_in_the_log(
         await connection.send(data)
         error = await connection.read_refusal()
     assert (error["status"], error["code"]) == (400, MALFORMED.code)
+    assert connection.refusals == [400]
     records = [record for record in caplog.records if record.levelno > logging.DEBUG and "uvicorn" not in record.name]
     assert [record.levelname for record in records] == ["INFO"]
     assert not any(record.exc_info or record.levelno >= logging.WARNING for record in caplog.records)
@@ -230,14 +241,16 @@ async def test_requests_before_a_refused_one_get_their_answers_first() -> None:
         assert (await connection.read_reply())[2]["path"] == "/held"
         assert (await connection.read_reply())[2]["path"] == "/good"
         assert (await connection.read_refusal())["status"] == 431
+        assert connection.refusals == [431]
 
 
-async def test_a_body_that_goes_wrong_ends_its_request() -> None:
+async def test_a_body_that_goes_wrong_ends_its_request_which_the_application_counts() -> None:
     app = EchoApp()
     async with connected(app) as connection:
         await connection.send(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n", b"no length\r\n")
         assert (await connection.read_refusal())["status"] == 400
         await asyncio.wait_for(app.was_disconnected.wait(), 5)
+        assert connection.refusals == []
 
 
 async def test_trailers_count_as_headers() -> None:

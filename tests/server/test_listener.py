@@ -3,6 +3,7 @@ import sys
 
 import pytest
 
+from server.http_parser import LimitedHttpToolsProtocol
 from server.listener import ListenError, bind, create_http_server, listen
 
 
@@ -48,10 +49,14 @@ async def never_called(scope: object, receive: object, send: object) -> None:
     raise AssertionError
 
 
+def never_told(status: int) -> None:
+    raise AssertionError
+
+
 async def test_http_is_spoken_by_the_fast_parser_and_loop() -> None:
-    server = create_http_server(never_called, grace_s=3)
+    server = create_http_server(never_called, grace_s=3, on_refusal=never_told)
     server.config.load()
-    assert server.config.http_protocol_class.__name__ == "LimitedHttpToolsProtocol"
+    assert server.config.http_protocol_class.func is LimitedHttpToolsProtocol
     factory = server.config.get_loop_factory()
     assert factory is not None
     assert factory.__module__ == "uvloop"
@@ -61,7 +66,7 @@ async def test_without_httptools_http_is_spoken_by_h11_and_the_log_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "httptools", None)
-    server = create_http_server(never_called, grace_s=3)
+    server = create_http_server(never_called, grace_s=3, on_refusal=never_told)
     server.config.load()
     assert server.config.http_protocol_class.__name__ == "H11Protocol"
     (record,) = caplog.records
@@ -75,4 +80,4 @@ def test_our_parser_is_not_given_up_in_silence_where_uvicorn_has_moved_what_it_s
     monkeypatch.delitem(sys.modules, "server.http_parser", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn.protocols.http.httptools_impl", None)
     with pytest.raises(ImportError, match="httptools_impl"):
-        create_http_server(never_called, grace_s=3)
+        create_http_server(never_called, grace_s=3, on_refusal=never_told)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine_core import EnginePhase, EngineState, FinishReason, SchedulerStats
+from server.http_metrics import OTHER
 from server.metrics import ServerMetrics
 from server.records import StepRecord
 from tests.server.metric_samples import STATS, create_record, read_samples
@@ -211,6 +212,14 @@ def test_http_requests_are_counted_and_timed_without_the_models_labels() -> None
     assert found["http_request_duration_seconds_bucket", "handler=/v1/completions,le=0.1,method=POST"] == 0
     line = next(line for line in metrics.render()[0].splitlines() if line.startswith(b"http_requests_total{"))
     assert b"model_name" not in line
+
+
+def test_what_was_refused_unread_is_counted_but_not_timed() -> None:
+    metrics = ServerMetrics("tiny")
+    for status in (400, 431):
+        metrics.count_refusal(status)
+    found = {key: value for key, value in read_samples(metrics).items() if key[0].startswith("http_")}
+    assert found == {("http_requests_total", f"handler={OTHER},method={OTHER},status=4xx"): 2}
 
 
 def test_the_caches_size_is_shown_once_it_is_known() -> None:
