@@ -80,7 +80,7 @@ def ordinary(server: ServerProcess) -> Iterator[OrdinaryStreams]:
 
 def check_refusal(reply: Reply, *, status: int, code: str, says: str, param: str | None = None) -> None:
     assert reply.status == status and 400 <= status < 500 and status not in RETRIED, reply
-    assert "retry-after" not in reply.headers
+    assert "retry-after" not in reply.headers and reply.headers["x-request-id"]
     error = reply.read_error()
     assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", code, param)
     assert re.search(says, error["message"]) and error["message"].endswith((".", "?")), error["message"]
@@ -102,6 +102,17 @@ def check_all_quiet(server: ServerProcess) -> None:
 def test_it_is_refused_with_what_to_change(server: ServerProcess, ordinary: OrdinaryStreams, bad: BadRequest) -> None:
     check_bad_request(server, bad)
     assert not ordinary.others
+
+
+def test_what_is_refused_before_any_route_sees_it_is_counted(server: ServerProcess, ordinary: OrdinaryStreams) -> None:
+    def count() -> float:
+        lines = httpx.get(server.url + "/metrics").text.splitlines()
+        return sum(float(line.split(" ")[1]) for line in lines if line.startswith(series))
+
+    series = 'http_requests_total{handler="other",method="other",status="4xx"}'
+    num_before = count()
+    assert send(server.port, b"hello\r\n\r\n").status == 400
+    assert count() == num_before + 1
 
 
 @pytest.mark.parametrize("is_announced", [True, False], ids=["announced", "chunked"])
