@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -52,3 +53,9 @@ def test_a_python_without_ensurepip_and_a_half_made_environment_are_no_obstacle(
     assert "-m venv --clear --without-pip .venv" in calls
     assert "install --quiet -r .venv/requirements.txt" in calls
     assert (folder / ".venv/.setup").exists()
+
+
+def test_contributing_tells_what_each_target_does() -> None:
+    makefile, told = ((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "CONTRIBUTING.md"))
+    (targets,) = re.findall(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)
+    assert [target for target in targets.split() if f"\n| `make {target}` | " not in told] == []
