@@ -12,8 +12,6 @@ import pytest
 from engine_core import EnginePhase, EngineState, FinishReason
 from server.batch.files import open_files
 from server.batch.job import BatchJob
-from server.batch.progress import BatchProgress
-from server.batch.runner import BatchTally
 from server.cli import build_parser, main
 from server.config import build_config
 from server.daemon import ExitCode
@@ -143,35 +141,6 @@ def test_a_model_that_cannot_be_loaded_leaves_no_output(tmp_path: Path) -> None:
     assert job.run() is ExitCode.ENGINE_DIED
     assert "The model cannot be loaded: 2 GiB are free" in job.text.getvalue()
     assert not job.out.exists() and not job.partial.exists()
-
-
-# ---------------------------------------------------------------------- telling
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(
-    ("out", "expected"),
-    [
-        (io.StringIO(), "4/1,000 lines, 40 tokens, 4.0 tokens/s\n"),
-        (Terminal(), "\r\x1b[K4/1,000 lines, 40 tokens, 4.0 tokens/s"),
-    ],
-)
-def test_progress_overwrites_itself_on_a_terminal_and_is_rare_in_a_log(out: io.StringIO, expected: str) -> None:
-    times = iter([0.0, 0.1, 0.1, 10.0, 10.0, 10.1])
-    progress = BatchProgress(StartupReport(out), 1000, clock=lambda: next(times))
-    progress.show(BatchTally(1))  # too early, at 0.1 s
-    next(times)
-    progress.show(BatchTally(4, 0, 40))
-    progress.show(BatchTally(5))  # too early again
-    assert out.getvalue() == expected
-
-
-def test_progress_tells_failures_and_does_without_a_total() -> None:
-    out = io.StringIO()
-    BatchProgress(StartupReport(out), None, clock=iter([0.0, 2.0]).__next__).end(BatchTally(3, 1, 10))
-    assert out.getvalue() == "3 lines, 1 failed, 10 tokens, 5.0 tokens/s\n"
 
 
 def test_the_command_takes_serves_flags_but_those_of_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
