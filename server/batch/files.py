@@ -66,10 +66,12 @@ class BatchInput:
         if self._file is not sys.stdin.buffer:
             self._file.close()
 
-    def is_file(self, path: Path) -> bool:
-        """Return whether this input is the file at ``path``."""
+    def is_file(self, other: Path | BinaryIO) -> bool:
+        """Return whether this input is a regular file, and the one at this path, or open as this file."""
         try:
-            return os.path.samestat(os.fstat(self._file.fileno()), path.stat())
+            here = os.fstat(self._file.fileno())
+            there = other.stat() if isinstance(other, Path) else os.fstat(other.fileno())
+            return stat.S_ISREG(here.st_mode) and os.path.samestat(here, there)
         except OSError:
             return False
 
@@ -107,10 +109,9 @@ class BatchOutput:
             self._partial_path: Path | None = None
             self._file: BinaryIO = sys.stdout.buffer if name == STANDARD else _open_for_writing(Path(name))
             return
-        self._partial_path = Path(name).with_name(Path(name).name + ".partial")
+        self._partial_path = _partial_of(Path(name))
         for path in (Path(name), self._partial_path):
-            if path.is_dir() or (path.exists() and not force):
-                raise BatchFileError(f"{path} exists; move it away, name another output, or overwrite it with --force.")
+            _check_free(path, force=force)
         self._file = _open_for_writing(self._partial_path)
 
     @property
@@ -135,14 +136,17 @@ class BatchOutput:
         """Give the complete output its name.
 
         Raises:
-            BatchFileError: Somebody else has taken it meanwhile.
+            BatchFileError: Somebody else has taken it meanwhile, or the folder does not let it be renamed.
         """
         if self._partial_path is None:
             return
         self._file.close()
         if Path(self._name).exists() and not self._force:
             raise BatchFileError(f"{self._name} has appeared meanwhile, and is not overwritten.")
-        os.replace(self._partial_path, self._name)
+        try:
+            os.replace(self._partial_path, self._name)
+        except OSError as error:
+            raise BatchFileError(f"{self._partial_path} cannot be renamed ({error.strerror}); rename it.") from None
 
     def __enter__(self) -> BatchOutput:
         return self
@@ -163,13 +167,39 @@ def open_files(input_name: str, output_name: str, *, force: bool) -> Iterator[tu
     """Open both files of a batch, and close them at the end.
 
     Raises:
-        BatchFileError: One cannot be opened, the output exists, or they are the same file.
+        BatchFileError: One cannot be opened, the output exists, or it or its partial file is the input.
     """
     with BatchInput(input_name) as source:
-        if output_name != STANDARD and not _is_special(output_name) and source.is_file(Path(output_name)):
-            raise BatchFileError(f"{output_name} is the input as well; name another output.")
+        _check_apart(source, output_name)
         with BatchOutput(output_name, force=force) as output:
             yield source, output
+
+
+def _check_apart(source: BatchInput, output_name: str) -> None:
+    # Opening for writing empties a file, so this comes before anything is opened.
+    if output_name == STANDARD:
+        if source.is_file(sys.stdout.buffer):
+            raise BatchFileError("Standard output goes to the input's own file; send it to another.")
+        return
+    path = Path(output_name)
+    for written in (path, _partial_of(path)):
+        if source.is_file(written):
+            raise BatchFileError(f"{written} is the input as well; name another output than {output_name}.")
+
+
+def _check_free(path: Path, *, force: bool) -> None:
+    mode = _mode_of(path)
+    if not mode:
+        return
+    if not stat.S_ISREG(mode):
+        what = "a directory" if stat.S_ISDIR(mode) else "no regular file"
+        raise BatchFileError(f"{path} is {what} and is not overwritten; move it away, or name another output.")
+    if not force:
+        raise BatchFileError(f"{path} exists; move it away, name another output, or overwrite it with --force.")
+
+
+def _partial_of(path: Path) -> Path:
+    return Path(f"{path}.partial")
 
 
 def _open_for_writing(path: Path) -> BinaryIO:
@@ -180,5 +210,13 @@ def _open_for_writing(path: Path) -> BinaryIO:
 
 
 def _is_special(name: str) -> bool:
-    path = Path(name)
-    return path.exists() and not path.is_file() and not path.is_dir()
+    mode = _mode_of(Path(name))
+    return mode != 0 and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+def _mode_of(path: Path) -> int:
+    """0 of what is not there, or cannot be looked at: opening it says why."""
+    try:
+        return path.stat().st_mode
+    except OSError:
+        return 0

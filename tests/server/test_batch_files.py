@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,8 @@ def test_an_output_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
         ("missing.jsonl", "out.jsonl", "missing.jsonl cannot be read"),
         ("in.jsonl", "no/such/folder.jsonl", "cannot be written"),
         ("in.jsonl", "in.jsonl", "is the input as well"),
-        ("in.jsonl", ".", "exists"),
+        ("in.jsonl", ".", "is a directory and is not overwritten; move it away, or name another output"),
+        ("in.jsonl", "x" * 300, "cannot be written"),
     ],
 )
 def test_files_that_do_not_work_are_refused(tmp_path: Path, source: str, target: str, complaint: str) -> None:
@@ -65,6 +67,55 @@ def test_files_that_do_not_work_are_refused(tmp_path: Path, source: str, target:
     files = open_files(str(tmp_path / source), str(tmp_path / target), force=source == target)
     with pytest.raises(BatchFileError, match=complaint), files:
         pass
+
+
+@pytest.mark.parametrize("is_forced", [True, False])
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.partial", "another-name.jsonl"])
+def test_whatever_an_output_would_write_is_never_the_input(tmp_path: Path, name: str, is_forced: bool) -> None:
+    path = tmp_path / name
+    path.write_text("dear\n")
+    if name == "another-name.jsonl":
+        (tmp_path / "out.jsonl.partial").hardlink_to(path)
+    with (
+        pytest.raises(BatchFileError, match=r"is the input as well; name another output than .*out\.jsonl"),
+        open_files(str(path), str(tmp_path / "out.jsonl"), force=is_forced),
+    ):
+        pass
+    assert path.read_text() == "dear\n"
+
+
+def test_standard_output_may_not_go_to_the_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_input(tmp_path, [build_line("a")])
+    with path.open("a") as out:
+        monkeypatch.setattr("sys.stdout", out)
+        with pytest.raises(BatchFileError, match="the input's own file"), open_files(str(path), "-", force=True):
+            pass
+
+
+@pytest.mark.parametrize("name", ["folder", "folder.partial", "."])
+def test_force_does_not_overwrite_a_folder_and_is_not_advised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir(exist_ok=True)
+    with pytest.raises(BatchFileError, match="is a directory and is not overwritten") as caught:
+        BatchOutput(name.removesuffix(".partial"), force=True)
+    assert "--force" not in str(caught.value)
+
+
+def test_a_pipe_under_the_partial_name_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "out.jsonl.partial")
+    with pytest.raises(BatchFileError, match="is no regular file"):
+        BatchOutput(str(tmp_path / "out.jsonl"), force=True)
+
+
+def test_an_output_that_cannot_be_renamed_is_told_where_it_is(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    with BatchOutput(str(out), force=True) as target:
+        target.write_line(b"new")
+        out.mkdir()
+        with pytest.raises(BatchFileError, match=r"out\.jsonl\.partial cannot be renamed"):
+            target.finish()
 
 
 def test_a_device_is_written_directly(tmp_path: Path) -> None:
