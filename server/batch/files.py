@@ -20,11 +20,15 @@ class BatchFileError(Exception):
 
 
 class BatchInput:
-    """Where lines come from.
+    """Where lines come from. It is read once, from front to back, by one thread; others may ask how far it is.
 
     Args:
         name: A path, or ``-`` for standard input.
         max_line_bytes: A longer line is cut: it comes as None.
+
+    Attributes:
+        num_lines: Read so far.
+        is_at_end: Everything has been read, so that `num_lines` is all there are.
 
     Raises:
         BatchFileError: It cannot be opened.
@@ -36,15 +40,14 @@ class BatchInput:
             self._file: BinaryIO = sys.stdin.buffer if name == STANDARD else open(name, "rb")  # noqa: SIM115
         except OSError as error:
             raise BatchFileError(f"{name} cannot be read ({error.strerror}); name another input.") from None
+        self._num_bytes = 0
+        self.num_lines = 0
+        self.is_at_end = False
 
-    def count_lines(self) -> int | None:
-        """Return how many lines there are, without moving; None where that cannot be known before reading."""
-        if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
-            return None
-        start = self._file.tell()
-        num_lines = sum(1 for _ in self)
-        self._file.seek(start)
-        return num_lines
+    def get_share_read(self) -> float | None:
+        """Return how much of it has been read, 0 to 1; None where it has no size: a pipe, a device."""
+        size = self._get_size()
+        return min(self._num_bytes / size, 1.0) if size else None
 
     def __iter__(self) -> Iterator[bytes | None]:
         """Yield the lines that are not blank; None for one that is too long to be held.
@@ -53,11 +56,14 @@ class BatchInput:
             BatchFileError: Reading failed.
         """
         while piece := self._read_piece():
-            if len(piece) == self._max_line_bytes and not piece.endswith(b"\n"):
+            is_cut = len(piece) == self._max_line_bytes and not piece.endswith(b"\n")
+            if is_cut:
                 self._skip_line()
-                yield None
-            elif piece.strip():
-                yield piece
+            elif not piece.strip():
+                continue
+            self.num_lines += 1
+            yield None if is_cut else piece
+        self.is_at_end = True
 
     def __enter__(self) -> BatchInput:
         return self
@@ -75,6 +81,12 @@ class BatchInput:
         except OSError:
             return False
 
+    def _get_size(self) -> int:
+        try:
+            return os.fstat(self._file.fileno()).st_size
+        except OSError:
+            return 0
+
     def _skip_line(self) -> None:
         while piece := self._read_piece():
             if piece.endswith(b"\n"):
@@ -82,9 +94,11 @@ class BatchInput:
 
     def _read_piece(self) -> bytes:
         try:
-            return self._file.readline(self._max_line_bytes)
+            piece = self._file.readline(self._max_line_bytes)
         except OSError as error:
             raise BatchFileError(f"The input cannot be read any further ({error.strerror}).") from None
+        self._num_bytes += len(piece)
+        return piece
 
 
 class BatchOutput:

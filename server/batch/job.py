@@ -57,6 +57,7 @@ class BatchJob:
         self._hard_exit = hard_exit
         self._reader = ThreadPoolExecutor(1, "batch-reader")
         self._is_reading = False
+        self._was_ready = False
         self._is_engine_gone = False
         self._loaded: asyncio.Future[bool] | None = None
         self._interrupted: asyncio.Event | None = None
@@ -106,11 +107,10 @@ class BatchJob:
 
     async def _answer_all(self) -> ExitCode:
         assert self._loaded is not None
-        num_lines = await asyncio.to_thread(self._source.count_lines)
         if not await self._loaded:
             return ExitCode.ENGINE_DIED
         runner = BatchRunner(self._app, window=self._window, is_engine_dead=self._is_engine_dead)
-        progress = BatchProgress(self._report, num_lines)
+        progress = BatchProgress(self._report, self._source)
 
         def write_line(line: bytes) -> None:
             self._output.write_line(line)
@@ -160,13 +160,17 @@ class BatchJob:
         self._interrupted.set()
 
     def _take_state(self, state: EngineState) -> None:
-        assert self._loaded is not None
         if state.phase is EnginePhase.LOADING:
             self._report.loading(state)
         elif state.phase is EnginePhase.READY:
-            self._loaded.set_result(True)
+            self._was_ready = True
+            self._end_loading()
         elif state.phase is EnginePhase.DEAD:
-            what = "The engine has died" if self._loaded.done() else "The model cannot be loaded"
+            what = "The engine has died" if self._was_ready else "The model cannot be loaded"
             self._report.line(f"{what}: {state.detail}")
-            if not self._loaded.done():
-                self._loaded.set_result(False)
+            self._end_loading()
+
+    def _end_loading(self) -> None:
+        assert self._loaded is not None
+        if not self._loaded.done():  # as it is after a signal, which cancels whoever waits for it
+            self._loaded.set_result(self._was_ready)

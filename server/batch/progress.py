@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from server.batch.files import BatchInput
 from server.batch.runner import BatchTally
 from server.startup_report import StartupReport
 
@@ -15,17 +16,20 @@ _LOG_INTERVAL_S = 10.0
 class BatchProgress:
     """Tells how far a batch is.
 
+    Nobody knows how many lines there are before the last one is read, and a file is not read twice just to count them.
+    Until then it is told how much of the file has been read.
+
     Args:
         report: Where to.
-        num_lines: Of the whole batch; None where nobody knows.
+        source: What is being read.
         clock: Seconds.
     """
 
     def __init__(
-        self, report: StartupReport, num_lines: int | None, *, clock: Callable[[], float] = time.monotonic
+        self, report: StartupReport, source: BatchInput, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._report = report
-        self._num_lines = num_lines
+        self._source = source
         self._clock = clock
         self._interval_s = _TERMINAL_INTERVAL_S if report.is_terminal else _LOG_INTERVAL_S
         self._start_s = self._last_s = clock()
@@ -49,7 +53,12 @@ class BatchProgress:
 
     def _format(self, tally: BatchTally) -> str:
         elapsed_s = max(self._clock() - self._start_s, 1e-9)
-        total = f"/{self._num_lines:,}" if self._num_lines is not None else ""
+        total = f"/{self._source.num_lines:,}" if self._source.is_at_end else ""
         failed = f", {tally.num_failed:,} failed" if tally.num_failed else ""
         rate = tally.num_output_tokens / elapsed_s
-        return f"{tally.num_lines:,}{total} lines{failed}, {tally.num_output_tokens:,} tokens, {rate:,.1f} tokens/s"
+        tokens = f"{tally.num_output_tokens:,} tokens, {rate:,.1f} tokens/s"
+        return f"{tally.num_lines:,}{total} lines{failed}{self._format_share()}, {tokens}"
+
+    def _format_share(self) -> str:
+        share = None if self._source.is_at_end else self._source.get_share_read()
+        return "" if share is None else f", {share:.0%} of the input read"

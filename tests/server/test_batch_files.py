@@ -13,8 +13,22 @@ def test_blank_lines_are_no_lines_and_a_long_one_is_cut(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"one\n\n  \n" + b"x" * 95 + b"\ntwo\nlast")
     with BatchInput(str(path), max_line_bytes=10) as source:
-        assert source.count_lines() == 4
         assert list(source) == [b"one\n", None, b"two\n", b"last"]
+        assert (source.num_lines, source.is_at_end, source.get_share_read()) == (4, True, 1.0)
+
+
+def test_how_far_reading_is_is_known_without_reading_ahead(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"1\n" * 4)
+    with BatchInput(str(path)) as source:
+        lines = iter(source)
+        assert (source.num_lines, source.is_at_end, source.get_share_read()) == (0, False, 0.0)
+        next(lines)
+        assert (source.num_lines, source.is_at_end, source.get_share_read()) == (1, False, 0.25)
+        path.write_bytes(b"")  # emptied by somebody else
+        assert source.get_share_read() is None
+    with BatchInput("/dev/null") as device:
+        assert (list(device), device.num_lines, device.get_share_read()) == ([], 0, None)
 
 
 def test_the_output_has_its_name_only_when_it_is_complete(tmp_path: Path) -> None:

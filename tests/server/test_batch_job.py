@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -30,6 +31,7 @@ class AnsweringEngine(FakeEngine):
     def __init__(self, *callbacks: Any) -> None:
         super().__init__(*callbacks)
         self.on_request = lambda number: self.answer(number)
+        self.on_shutdown = lambda: None
         self.load = lambda: self.set_state(
             EngineState(EnginePhase.READY, "", 1.0, num_blocks=16, block_size=8, max_model_len=64)
         )
@@ -41,6 +43,10 @@ class AnsweringEngine(FakeEngine):
         super().add_request(request)
         self.on_request(len(self.requests))
 
+    def shutdown(self, timeout_s: float) -> bool:
+        self.on_shutdown()
+        return super().shutdown(timeout_s)
+
     def answer(self, number: int) -> None:
         self.step(output("x", FinishReason.STOP, request_id=self.requests[number - 1].request_id))
 
@@ -51,7 +57,8 @@ class Job:
     def __init__(self, folder: Path, num_lines: int) -> None:
         self.text, self.hard_exits = io.StringIO(), list[int]()
         self.out = folder / "out.jsonl"
-        self._input = write_input(folder, numbered_lines(num_lines))
+        self.input = write_input(folder, numbered_lines(num_lines))
+        self.on_hard_exit = lambda: None
         engines: list[AnsweringEngine] = []
 
         def create_engine(*callbacks: Any) -> AnsweringEngine:
@@ -65,7 +72,8 @@ class Job:
         self.engine = engines[0]
 
     def run(self) -> ExitCode:
-        with open_files(str(self._input), str(self.out), force=False) as (source, target):
+        with open_files(str(self.input), str(self.out), force=False) as (source, target):
+            self.source = source
             job = BatchJob(
                 client=self._client,
                 app=build_app(self._client),  # type: ignore[arg-type]
@@ -73,9 +81,13 @@ class Job:
                 output=target,
                 max_num_seqs=1,
                 report=StartupReport(self.text),
-                hard_exit=self.hard_exits.append,
+                hard_exit=self._take_hard_exit,
             )
             return job.run()
+
+    def _take_hard_exit(self, code: int) -> None:
+        self.hard_exits.append(code)
+        self.on_hard_exit()
 
     def read_answers(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.out.read_text().splitlines()]
@@ -122,7 +134,40 @@ def test_ctrl_c_while_loading_leaves_nothing_behind_and_does_not_wait(tmp_path: 
     job.engine.load = lambda: os.kill(os.getpid(), signal.SIGINT)
     assert job.run() is ExitCode.INTERRUPTED
     assert job.engine.shutdown_timeouts == [0.0]
+    assert job.source.num_lines == 0  # nothing is read that nobody can answer yet
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_ctrl_c_does_not_wait_for_input_that_may_never_come(tmp_path: Path) -> None:
+    job = Job(tmp_path, 1)
+    line = job.input.read_bytes()
+    job.input = tmp_path / "pipe"
+    os.mkfifo(job.input)
+    writer = os.open(job.input, os.O_RDWR)
+    os.write(writer, line)
+    # The second line is being waited for when the first one gets to the engine.
+    job.engine.on_request = lambda number: os.kill(os.getpid(), signal.SIGINT)
+    job.on_hard_exit = lambda: os.close(writer)
+    assert job.run() is ExitCode.INTERRUPTED
+    assert job.hard_exits == [ExitCode.INTERRUPTED]
+
+
+@pytest.mark.parametrize(
+    ("phase", "told"), [(EnginePhase.READY, ""), (EnginePhase.DEAD, "The model cannot be loaded: late\n")]
+)
+def test_loading_that_ends_just_after_ctrl_c_raises_nothing(tmp_path: Path, phase: EnginePhase, told: str) -> None:
+    job = Job(tmp_path, 1)
+    complaints: list[dict[str, Any]] = []
+
+    def load() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    job.engine.load = load
+    job.engine.on_shutdown = lambda: job.engine.set_state(EngineState(phase, "late"))
+    assert job.run() is ExitCode.INTERRUPTED
+    assert complaints == []
+    assert job.text.getvalue() == f"Stopping; once more stops at once.\n{told}"
 
 
 def test_the_engines_death_is_in_every_line_that_it_left_and_in_the_exit_code(tmp_path: Path) -> None:
