@@ -37,4 +37,4 @@ def test_a_batch_through_pipes(embedded_model: Path) -> None:
     assert [first["custom_id"], second["custom_id"], bad["error"]["code"]] == ["1", "2", "invalid_json"]
     assert "Paris" in first["response"]["body"]["choices"][0]["text"]
     assert first["response"]["body"]["choices"] == second["response"]["body"]["choices"]
-    assert "3 lines, 1 failed, 6 tokens" in result.stderr
+    assert "3/3 lines, 1 failed, 6 tokens" in result.stderr
