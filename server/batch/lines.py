@@ -62,7 +62,11 @@ def parse_line(text: bytes) -> BatchItem:
     if not isinstance(custom_id, str) or not custom_id:
         raise BatchLineError("invalid_line", "`custom_id` must be a string that names this line.")
     _check_target(value, custom_id)
-    return BatchItem(custom_id, value["url"], encode_json(value["body"]))
+    try:
+        return BatchItem(custom_id, value["url"], encode_json(value["body"]))
+    except ValueError:  # 1e999, say: JSON may be written so, but no double holds it
+        message = "`body` holds a number that is too large; send one that fits into a double."
+        raise BatchLineError("invalid_body", message, custom_id) from None
 
 
 def build_answer(line_id: str, custom_id: str, *, status: int, request_id: str | None, body: Any) -> bytes:

@@ -25,6 +25,11 @@ def test_a_line_names_itself_its_target_and_its_request(url: str) -> None:
         ({**build_line("x"), "method": "GET"}, "invalid_method", '`method` must be "POST"'),
         ({**build_line("x"), "url": "/v1/embeddings"}, "invalid_url", "not '/v1/embeddings'"),
         ({**build_line("x"), "body": None}, "invalid_body", "`body` must be an object"),
+        (
+            b'{"custom_id":"x","method":"POST","url":"/v1/completions","body":{"seed":1e999}}',
+            "invalid_body",
+            "too large",
+        ),
         (build_line("x", stream=True), "stream_not_supported", "leave `stream` out"),
     ],
 )
