@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -12,10 +13,16 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp
 
 from server.batch.asgi_call import AppReply, post_json
+from server.batch.held_bytes import HeldBytes
 from server.batch.lines import BatchItem, BatchLineError, build_answer, build_refusal, parse_line
+
+logger = logging.getLogger(__name__)
 
 # Answers that wait for an earlier line may pile up to this many windows; then reading waits for that line.
 _HELD_WINDOWS = 4
+# Lines that are run and answers that wait, together; then reading waits as well. Their number alone is no bound: five
+# windows of the largest lines would be 20 GB.
+MAX_HELD_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -43,17 +50,28 @@ class _Outcome:
 class BatchRunner:
     """One batch.
 
-    Memory is bounded by the window, whatever the number of lines, but for a digest of each `custom_id`, which tells
-    duplicates: about 100 bytes a line.
+    Memory does not grow with the number of lines, but for a digest of each `custom_id`, which tells duplicates: about
+    100 bytes a line. Lines in flight and answers that wait for an earlier line hold `max_held_bytes` together. On top
+    come one line that waits for room, and what answers in flight turn out to be longer than their lines. A line that is
+    larger than all the room goes through alone.
 
     Args:
         app: Answers each line.
         window: Requests in flight at once.
         is_engine_dead: Nothing that is not answered yet will ever be.
+        max_held_bytes: As above.
     """
 
-    def __init__(self, app: ASGIApp, *, window: int, is_engine_dead: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        window: int,
+        is_engine_dead: Callable[[], bool],
+        max_held_bytes: int = MAX_HELD_BYTES,
+    ) -> None:
         self._app = app
+        self._held = HeldBytes(max_held_bytes)
         self._slots = asyncio.Semaphore(window)
         self._order: asyncio.Queue[asyncio.Task[_Outcome] | Exception | None] = asyncio.Queue(window * _HELD_WINDOWS)
         self._is_engine_dead = is_engine_dead
@@ -86,11 +104,13 @@ class BatchRunner:
         self.tally.num_failed += not outcome.is_ok
         self.tally.num_output_tokens += outcome.num_output_tokens
         write_line(outcome.text)
+        self._held.exchange(len(outcome.text), 0)
 
     async def _feed(self, lines: AsyncIterator[bytes | None]) -> None:
         end: Exception | None = None
         try:
             async for line in lines:
+                await self._held.take(len(line or b""))
                 await self._slots.acquire()
                 task = asyncio.create_task(self._answer(line))
                 self._tasks.add(task)
@@ -106,14 +126,27 @@ class BatchRunner:
 
     async def _answer(self, line: bytes | None) -> _Outcome:
         line_id = f"batch_req_{uuid.uuid4().hex}"
+        num_bytes, custom_id = len(line or b""), None
         try:
             item = self._parse(line)
-            self._check_engine(item)
-            reply = await post_json(self._app, item.url, item.body)
-            if reply.status == 503:
-                self._check_engine(item)
+            del line  # its body is there once more in `item`, and the answer may take long
+            custom_id = item.custom_id
+            outcome = await self._ask(line_id, item)
         except BatchLineError as error:
-            return _Outcome(build_refusal(line_id, error))
+            outcome = _Outcome(build_refusal(line_id, error))
+        except Exception:
+            # Whatever is wrong with one line, the others are answered.
+            logger.exception("batch line %.60r failed", custom_id)
+            failure = BatchLineError("internal_error", "The server failed on this line; its log says why.", custom_id)
+            outcome = _Outcome(build_refusal(line_id, failure))
+        self._held.exchange(num_bytes, len(outcome.text))
+        return outcome
+
+    async def _ask(self, line_id: str, item: BatchItem) -> _Outcome:
+        self._check_engine(item)
+        reply = await post_json(self._app, item.url, item.body)
+        if reply.status == 503:
+            self._check_engine(item)
         return _build_outcome(line_id, item, reply)
 
     def _parse(self, line: bytes | None) -> BatchItem:

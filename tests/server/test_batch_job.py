@@ -5,6 +5,7 @@ import io
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,9 @@ class AnsweringEngine(FakeEngine):
 
     def __init__(self, *callbacks: Any) -> None:
         super().__init__(*callbacks)
-        self.on_request = lambda number: self.answer(number)
-        self.on_shutdown = lambda: None
-        self.load = lambda: self.set_state(
+        self.on_request: Callable[[int], None] = lambda number: self.answer(number)
+        self.on_shutdown: Callable[[], None] = lambda: None
+        self.load: Callable[[], None] = lambda: self.set_state(
             EngineState(EnginePhase.READY, "", 1.0, num_blocks=16, block_size=8, max_model_len=64)
         )
 
@@ -58,7 +59,7 @@ class Job:
         self.text, self.hard_exits = io.StringIO(), list[int]()
         self.out = folder / "out.jsonl"
         self.input = write_input(folder, numbered_lines(num_lines))
-        self.on_hard_exit = lambda: None
+        self.on_hard_exit: Callable[[], None] = lambda: None
         engines: list[AnsweringEngine] = []
 
         def create_engine(*callbacks: Any) -> AnsweringEngine:

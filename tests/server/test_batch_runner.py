@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from engine_core import EngineDeadError, EnginePhase
 from server.batch.files import BatchFileError
@@ -29,8 +30,10 @@ async def run(engine: FakeEngineClient, values: Iterable[Any], window: int = 4) 
     return [json.loads(line) for line in written], tally
 
 
-def create_runner(engine: FakeEngineClient, window: int) -> BatchRunner:
-    return BatchRunner(build_app(engine), window=window, is_engine_dead=lambda: engine.state.phase is EnginePhase.DEAD)
+def create_runner(engine: FakeEngineClient, window: int, **options: Any) -> BatchRunner:
+    return BatchRunner(
+        build_app(engine), window=window, is_engine_dead=lambda: engine.state.phase is EnginePhase.DEAD, **options
+    )
 
 
 async def test_each_line_gets_the_answer_that_http_would_give_in_openais_format() -> None:
@@ -60,6 +63,7 @@ async def test_each_line_gets_the_answer_that_http_would_give_in_openais_format(
         ({**build_line("x"), "url": ["/v1/completions"]}, "invalid_url"),
         ({**build_line("x"), "body": "hi"}, "invalid_body"),
         (build_line("x", stream=True), "stream_not_supported"),
+        (b'{"method":"POST","url":"/v1/completions","body":{"prompt":1e999},"custom_id":"x"}', "invalid_body"),
         (build_line("first"), "duplicate_custom_id"),
     ],
 )
@@ -68,7 +72,7 @@ async def test_a_line_that_cannot_be_run_gets_an_error_and_the_rest_goes_on(line
     assert first["response"]["status_code"] == last["response"]["status_code"] == 200
     assert (bad["response"], bad["error"]["code"]) == (None, code)
     assert bad["error"]["message"].endswith(".")
-    custom_id = line.get("custom_id") if isinstance(line, dict) else None
+    custom_id = line.get("custom_id") if isinstance(line, dict) else "x" if line and b"custom_id" in line else None
     assert bad["custom_id"] == (custom_id if isinstance(custom_id, str) else None)
     assert tally.num_failed == 1
 
@@ -87,6 +91,61 @@ async def test_text_beyond_ascii_and_lone_surrogates_pass() -> None:
     (answer,), _ = await run(engine, [line])
     assert (answer["custom_id"], answer["response"]["status_code"]) == ("é", 200)
     assert engine.requests[0].num_prompt_tokens == 3
+
+
+Reply = Callable[[Send], Awaitable[None]]
+
+
+async def break_down(send: Send) -> None:
+    raise ZeroDivisionError("a bug")
+
+
+async def say_nothing(send: Send) -> None:
+    pass
+
+
+async def break_down_late(send: Send) -> None:
+    await send_whole(send, b"{}")
+    raise ZeroDivisionError("a bug")
+
+
+async def send_no_json(send: Send) -> None:
+    await send_whole(send, b"<html>")
+
+
+async def send_no_usage(send: Send) -> None:
+    await send_whole(send, b'{"choices":[]}')
+
+
+async def send_whole(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": body})
+
+
+@pytest.mark.parametrize("fail", [break_down, say_nothing, break_down_late, send_no_json, send_no_usage])
+async def test_whatever_an_application_does_to_one_line_the_others_are_answered(
+    fail: Reply, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        prompt = json.loads((await receive())["body"])["prompt"]
+        if prompt == "bad":
+            await fail(send)
+        else:
+            await send_whole(send, b'{"usage":{"completion_tokens":2}}')
+
+    written: list[bytes] = []
+    runner = BatchRunner(app, window=2, is_engine_dead=lambda: False)
+    lines = [build_line("first"), build_line("second", prompt="bad"), build_line("third")]
+    tally = await asyncio.wait_for(runner.run(as_lines(lines), written.append), 10)
+    first, second, third = map(json.loads, written)
+    assert first["response"]["status_code"] == third["response"]["status_code"] == 200
+    assert (second["custom_id"], second["response"]) == ("second", None)
+    assert second["error"] == {
+        "code": "internal_error",
+        "message": "The server failed on this line; its log says why.",
+    }
+    assert (tally.num_lines, tally.num_failed, tally.num_output_tokens) == (3, 1, 4)
+    assert "batch line 'second' failed" in caplog.text and caplog.records[-1].exc_info is not None
 
 
 # ---------------------------------------------------------------------- the window
@@ -144,11 +203,47 @@ async def test_no_more_than_the_window_is_in_flight_and_reading_stops_behind_a_s
         engine.gate(number).set()
     await asyncio.wait_for(has_read_most.wait(), 5)
     await engine.wait_for_requests(most)
-    for _ in range(100):
-        await asyncio.sleep(0)
+    await settle()
     assert (written, read) == ([], most)
     engine.gate(1).set()
     assert (await asyncio.wait_for(running, 5)).num_lines == 40
+
+
+async def settle() -> None:
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+async def test_lines_and_the_answers_that_wait_hold_no_more_than_so_many_bytes() -> None:
+    engine, lines = GatedEngine(), numbered_lines(12)
+    num_bytes = sum(len(json.dumps(line)) for line in lines[:3])
+    written: list[bytes] = []
+    runner = create_runner(engine, 8, max_held_bytes=num_bytes)
+    running = asyncio.create_task(runner.run(as_lines(lines), written.append))
+    await engine.wait_for_requests(3)
+    await settle()
+    assert len(engine.requests) == 3
+    for number in (2, 3):
+        engine.gate(number).set()  # their answers wait for the first one's, and are longer than their lines
+    await settle()
+    assert (len(engine.requests), written) == (3, [])
+    for number in range(1, 13):
+        engine.gate(number).set()
+    assert (await asyncio.wait_for(running, 10)).num_failed == 0
+    assert [json.loads(line)["custom_id"] for line in written] == [line["custom_id"] for line in lines]
+
+
+async def test_a_line_that_is_larger_than_all_that_may_be_held_goes_through_alone() -> None:
+    engine, written = GatedEngine(), list[bytes]()
+    running = asyncio.create_task(
+        create_runner(engine, 8, max_held_bytes=1).run(as_lines(numbered_lines(3)), written.append)
+    )
+    for number in range(1, 4):
+        await engine.wait_for_requests(number)
+        await settle()
+        assert len(engine.requests) == number
+        engine.gate(number).set()
+    assert (await asyncio.wait_for(running, 10)).num_failed == 0
 
 
 async def test_a_cancelled_batch_aborts_what_is_in_flight() -> None:
