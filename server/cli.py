@@ -16,7 +16,7 @@ from typing import NoReturn
 from engine_core import CheckpointError, ConfigError, EngineError
 from server.batch.files import BatchFileError, open_files
 from server.config import ServerConfig, add_flags, build_config, field_names
-from server.daemon import ExitCode
+from server.exit_codes import ExitCode
 from server.listener import ListenError, bind
 from server.model_resolver import ModelResolveError, fetch_embedded_model, resolve_model
 from server.startup_report import StartupReport

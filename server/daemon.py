@@ -6,21 +6,18 @@ Knows what to do when, not how: no models, no routes, no flags.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import socket
 from collections.abc import Callable
-from enum import IntEnum
 
 from starlette.types import ASGIApp
 
 from engine_core import EnginePhase, EngineState
+from server.exit_codes import ExitCode
 from server.in_proc_client import InProcEngineClient
 from server.listener import create_http_server
 from server.startup_report import StartupReport
-
-logger = logging.getLogger(__name__)
 
 # After a signal answers may still finish; then streams are told that they end, then connections are closed.
 _FINISH_S = 3.0
@@ -28,20 +25,6 @@ _CLOSE_S = 5
 # After the engine's death /health says so for a moment, and clients read their error events.
 _LINGER_S = 1.0
 _STOP_ENGINE_S = 5.0
-
-
-class ExitCode(IntEnum):
-    """How the process ends. Source: sysexits.h."""
-
-    OK = 0
-    SOME_FAILED = 1
-    USAGE = 64
-    BAD_MODEL = 65
-    NO_MODEL = 66
-    PORT_TAKEN = 69
-    ENGINE_DIED = 70
-    FILE_ERROR = 74
-    INTERRUPTED = 130
 
 
 class Daemon:

@@ -15,7 +15,7 @@ from engine_core import EnginePhase, EngineState
 from server.batch.files import BatchFileError, BatchInput, BatchOutput
 from server.batch.progress import BatchProgress
 from server.batch.runner import BatchRunner
-from server.daemon import ExitCode
+from server.exit_codes import ExitCode
 from server.in_proc_client import InProcEngineClient
 from server.startup_report import StartupReport
 

@@ -16,7 +16,7 @@ from server.batch.files import open_files
 from server.batch.job import BatchJob
 from server.cli import build_parser, main
 from server.config import build_config
-from server.daemon import ExitCode
+from server.exit_codes import ExitCode
 from server.in_proc_client import InProcEngineClient
 from server.metrics import ServerMetrics
 from server.output_processor import OutputProcessor

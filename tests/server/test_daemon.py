@@ -13,8 +13,9 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from engine_core import EngineDeadError, EnginePhase, EngineState, FinishReason
-from server.daemon import Daemon, ExitCode
+from server.daemon import Daemon
 from server.errors import ServerStoppingError
+from server.exit_codes import ExitCode
 from server.in_proc_client import InProcEngineClient
 from server.listener import bind, listen
 from server.metrics import ServerMetrics
