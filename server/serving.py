@@ -17,7 +17,8 @@ from server.batch.files import BatchInput, BatchOutput
 from server.batch.job import BatchJob
 from server.chat_template import ChatTemplate, ChatTemplateError
 from server.config import ServerConfig
-from server.daemon import Daemon, ExitCode
+from server.daemon import Daemon
+from server.exit_codes import ExitCode
 from server.fingerprint import compute_fingerprint
 from server.in_proc_client import InProcEngineClient
 from server.listener import listen
