@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp
 
-from engine_core import EnginePhase, EngineState
+from engine_core import EngineState
+from server.engine_run import EngineRun
 from server.exit_codes import ExitCode
 from server.in_proc_client import InProcEngineClient
 from server.listener import create_http_server
@@ -24,7 +25,6 @@ _FINISH_S = 3.0
 _CLOSE_S = 5
 # After the engine's death /health says so for a moment, and clients read their error events.
 _LINGER_S = 1.0
-_STOP_ENGINE_S = 5.0
 
 
 class Daemon:
@@ -54,23 +54,21 @@ class Daemon:
         hard_exit: Callable[[int], object] = os._exit,
     ) -> None:
         self._client = client
+        self._engine = EngineRun(client, report, on_ready=self._take_ready, on_dead=self._take_death)
         self._http = create_http_server(app, grace_s=_CLOSE_S, on_refusal=on_refusal)
         self._sock = sock
         self._report = report
         self._on_ready = on_ready
         self._linger_s = linger_s
         self._hard_exit = hard_exit
-        self._was_ready = False
-        self._is_engine_gone = False
         self._end: asyncio.Future[ExitCode] | None = None
 
     def run(self) -> ExitCode:
         """Serve, on an event loop of its own; return how the process should end."""
         with asyncio.Runner(loop_factory=self._http.config.get_loop_factory()) as runner:
             code = runner.run(self.serve())
-        if not self._is_engine_gone:
-            # A thread of it is inside native code, under which the interpreter must not be taken away: loading, or a
-            # step. Even a dead engine may have one: a step scheduled ahead that runs on after the one before it failed.
+        if not self._engine.is_gone:
+            # A thread of it may be inside native code, which must not lose the interpreter.
             self._hard_exit(code)
         return code
 
@@ -81,14 +79,14 @@ class Daemon:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._take_signal)
         serving = asyncio.create_task(self._http.serve(sockets=[self._sock]))
-        self._client.start(self._take_state)
+        self._engine.start()
         try:
             await asyncio.wait((serving, self._end), return_when=asyncio.FIRST_COMPLETED)
-            if self._end.done() and self._end.result() is ExitCode.ENGINE_DIED and self._was_ready:
+            if self._end.done() and self._end.result() is ExitCode.ENGINE_DIED and self._engine.was_ready:
                 await asyncio.sleep(self._linger_s)
             await self._stop_http(serving)
         finally:
-            await self._stop_engine()
+            await self._engine.stop()
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
         return self._end.result()
@@ -101,11 +99,6 @@ class Daemon:
         await serving
         cut.cancel()
 
-    async def _stop_engine(self) -> None:
-        # Loading cannot be interrupted, and nothing is lost when it ends with the process.
-        timeout_s = 0.0 if self._client.state.phase is EnginePhase.LOADING else _STOP_ENGINE_S
-        self._is_engine_gone = await asyncio.to_thread(self._client.shutdown, timeout_s)
-
     def _take_signal(self) -> None:
         assert self._end is not None
         if self._end.done():
@@ -115,18 +108,12 @@ class Daemon:
         self._report.line("Stopping; once more stops at once.")
         self._end.set_result(ExitCode.OK)
 
-    def _take_state(self, state: EngineState) -> None:
-        if state.phase is EnginePhase.LOADING:
-            self._report.loading(state)
-        elif state.phase is EnginePhase.READY:
-            self._was_ready = True
-            self._on_ready(state)
-        elif state.phase is EnginePhase.DEAD:
-            self._take_death(state)
-
-    def _take_death(self, state: EngineState) -> None:
+    def _take_ready(self, state: EngineState) -> None:
         assert self._end is not None
-        what = "The engine has died" if self._was_ready else "The model cannot be loaded"
-        self._report.line(f"{what}: {state.detail}")
+        if not self._end.done():  # else it is ready for nobody
+            self._on_ready(state)
+
+    def _take_death(self) -> None:
+        assert self._end is not None
         if not self._end.done():
             self._end.set_result(ExitCode.ENGINE_DIED)

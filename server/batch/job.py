@@ -11,15 +11,14 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from engine_core import EnginePhase, EngineState
 from server.batch.files import BatchFileError, BatchInput, BatchOutput
 from server.batch.progress import BatchProgress
 from server.batch.runner import BatchRunner
+from server.engine_run import EngineRun
 from server.exit_codes import ExitCode
 from server.in_proc_client import InProcEngineClient
 from server.startup_report import StartupReport
 
-_STOP_ENGINE_S = 5.0
 # Twice what runs at once: the engine never waits for the next line to be tokenized.
 _WINDOW_FACTOR = 2
 
@@ -48,7 +47,7 @@ class BatchJob:
         report: StartupReport,
         hard_exit: Callable[[int], object] = os._exit,
     ) -> None:
-        self._client = client
+        self._engine = EngineRun(client, report, on_ready=lambda state: self._end_loading(), on_dead=self._end_loading)
         self._app = app
         self._source = source
         self._output = output
@@ -57,8 +56,6 @@ class BatchJob:
         self._hard_exit = hard_exit
         self._reader = ThreadPoolExecutor(1, "batch-reader")
         self._is_reading = False
-        self._was_ready = False
-        self._is_engine_gone = False
         self._loaded: asyncio.Future[bool] | None = None
         self._interrupted: asyncio.Event | None = None
 
@@ -66,8 +63,8 @@ class BatchJob:
         """Run it on an event loop of its own; return how the process should end."""
         with asyncio.Runner() as runner:
             code = runner.run(self.execute())
-        if not self._is_engine_gone or self._is_reading:
-            # A thread is inside native code, or waits for input that may never come.
+        if not self._engine.is_gone or self._is_reading:
+            # A thread is inside the engine, or waits for input that may never come.
             self._output.close()
             self._hard_exit(code)
         return code
@@ -78,7 +75,7 @@ class BatchJob:
         self._loaded, self._interrupted = loop.create_future(), asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._take_signal)
-        self._client.start(self._take_state)
+        self._engine.start()
         try:
             async with self._app.router.lifespan_context(self._app):
                 return await self._race(self._answer_all())
@@ -87,7 +84,7 @@ class BatchJob:
             self._report.line(f"pointsman: {error}")
             return ExitCode.FILE_ERROR
         finally:
-            await self._stop_engine()
+            await self._engine.stop()
             self._reader.shutdown(wait=False)
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
@@ -109,7 +106,7 @@ class BatchJob:
         assert self._loaded is not None
         if not await self._loaded:
             return ExitCode.ENGINE_DIED
-        runner = BatchRunner(self._app, window=self._window, is_engine_dead=self._is_engine_dead)
+        runner = BatchRunner(self._app, window=self._window, is_engine_dead=lambda: self._engine.is_dead)
         progress = BatchProgress(self._report, self._source)
 
         def write_line(line: bytes) -> None:
@@ -124,7 +121,7 @@ class BatchJob:
             raise
         finally:
             progress.end(runner.tally)
-        if self._is_engine_dead():
+        if self._engine.is_dead:
             return ExitCode.ENGINE_DIED
         return ExitCode.SOME_FAILED if runner.tally.num_failed else ExitCode.OK
 
@@ -141,16 +138,9 @@ class BatchJob:
             assert line is None or isinstance(line, bytes)
             yield line
 
-    async def _stop_engine(self) -> None:
-        timeout_s = 0.0 if self._client.state.phase is EnginePhase.LOADING else _STOP_ENGINE_S
-        self._is_engine_gone = await asyncio.to_thread(self._client.shutdown, timeout_s)
-
     def _tell_partial(self) -> None:
         if self._output.partial_path is not None and self._output.num_lines:
             self._report.line(f"The first {self._output.num_lines:,} answers are in {self._output.partial_path}.")
-
-    def _is_engine_dead(self) -> bool:
-        return self._client.state.phase is EnginePhase.DEAD
 
     def _take_signal(self) -> None:
         assert self._interrupted is not None
@@ -159,18 +149,7 @@ class BatchJob:
         self._report.line("Stopping; once more stops at once.")
         self._interrupted.set()
 
-    def _take_state(self, state: EngineState) -> None:
-        if state.phase is EnginePhase.LOADING:
-            self._report.loading(state)
-        elif state.phase is EnginePhase.READY:
-            self._was_ready = True
-            self._end_loading()
-        elif state.phase is EnginePhase.DEAD:
-            what = "The engine has died" if self._was_ready else "The model cannot be loaded"
-            self._report.line(f"{what}: {state.detail}")
-            self._end_loading()
-
     def _end_loading(self) -> None:
         assert self._loaded is not None
         if not self._loaded.done():  # as it is after a signal, which cancels whoever waits for it
-            self._loaded.set_result(self._was_ready)
+            self._loaded.set_result(self._engine.was_ready)

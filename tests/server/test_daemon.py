@@ -21,7 +21,7 @@ from server.listener import bind, listen
 from server.metrics import ServerMetrics
 from server.output_processor import OutputProcessor
 from server.startup_report import StartupReport
-from tests.server.fake_engine import CharDecodeStream, FakeEngine, char_bytes, create_request, output
+from tests.server.fake_engine import READY, CharDecodeStream, FakeEngine, char_bytes, create_request, output
 
 
 @dataclass
@@ -176,6 +176,19 @@ async def test_a_signal_during_loading_does_not_wait_for_it() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         assert await running.task is ExitCode.OK
     assert running.engine.shutdown_timeouts == [0.0]
+
+
+async def test_a_model_that_is_loaded_just_after_the_signal_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_daemon(loads=False) as running:
+
+        def shut_down(timeout_s: float) -> bool:
+            running.engine.set_state(READY)
+            return True
+
+        monkeypatch.setattr(running.engine, "shutdown", shut_down)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert await running.task is ExitCode.OK
+    assert running.ready == []
 
 
 @pytest.mark.parametrize("ends_in_time", [True, False])
