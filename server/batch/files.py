@@ -150,11 +150,14 @@ class BatchOutput:
         """Give the complete output its name.
 
         Raises:
-            BatchFileError: Somebody else has taken it meanwhile, or the folder does not let it be renamed.
+            BatchFileError: Somebody else has taken it meanwhile, or it cannot be closed or renamed.
         """
         if self._partial_path is None:
             return
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:
+            raise BatchFileError(f"The output cannot be written to its end ({error.strerror}).") from None
         if Path(self._name).exists() and not self._force:
             raise BatchFileError(f"{self._name} has appeared meanwhile, and is not overwritten.")
         try:
@@ -171,7 +174,9 @@ class BatchOutput:
     def close(self) -> None:
         """Close; what holds no answer leaves no file."""
         if self._file is not sys.stdout.buffer:
-            self._file.close()
+            # What could not be written has been told, and is tried once more here.
+            with contextlib.suppress(OSError):
+                self._file.close()
         if self._partial_path is not None and not self.num_lines:
             self._partial_path.unlink(missing_ok=True)
 

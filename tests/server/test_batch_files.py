@@ -132,6 +132,14 @@ def test_an_output_that_cannot_be_renamed_is_told_where_it_is(tmp_path: Path) ->
             target.finish()
 
 
+def test_a_full_disk_is_a_sentence_and_not_an_error_of_closing_as_well() -> None:
+    with (
+        pytest.raises(BatchFileError, match="cannot be written any further"),
+        BatchOutput("/dev/full", force=False) as target,
+    ):
+        target.write_line(b"{}")
+
+
 def test_a_device_is_written_directly(tmp_path: Path) -> None:
     with BatchOutput("/dev/null", force=False) as target:
         target.write_line(b"{}")
