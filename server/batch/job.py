@@ -21,6 +21,8 @@ from server.startup_report import StartupReport
 
 # Twice what runs at once: the engine never waits for the next line to be tokenized.
 _WINDOW_FACTOR = 2
+# The work is left as it is, and there is nothing to wait for.
+_CUT_SHORT = (ExitCode.INTERRUPTED, ExitCode.FILE_ERROR)
 
 
 class BatchJob:
@@ -63,8 +65,8 @@ class BatchJob:
         """Run it on an event loop of its own; return how the process should end."""
         with asyncio.Runner() as runner:
             code = runner.run(self.execute())
-        if not self._engine.is_gone or self._is_reading:
-            # A thread is inside the engine, or waits for input that may never come.
+        if code in _CUT_SHORT or not self._engine.is_gone or self._is_reading:
+            # A thread may be inside the engine, tokenizing for long, or waiting for input that may never come.
             self._output.close()
             self._hard_exit(code)
         return code

@@ -128,6 +128,15 @@ def test_ctrl_c_keeps_the_answers_so_far_under_the_partial_name(tmp_path: Path) 
     assert not job.out.exists()
     assert [json.loads(line)["custom_id"] for line in job.partial.read_text().splitlines()] == ["1", "2"]
     assert "The first 2 answers are in" in job.text.getvalue()
+    assert job.hard_exits == [ExitCode.INTERRUPTED]
+
+
+def test_a_full_disk_ends_the_job_at_once_with_its_sentence(tmp_path: Path) -> None:
+    job = Job(tmp_path, 5)
+    job.out = Path("/dev/full")
+    assert job.run() is ExitCode.FILE_ERROR
+    assert "The output cannot be written any further (No space left on device)." in job.text.getvalue()
+    assert job.hard_exits == [ExitCode.FILE_ERROR]
 
 
 def test_ctrl_c_while_loading_leaves_nothing_behind_and_does_not_wait(tmp_path: Path) -> None:
