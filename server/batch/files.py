@@ -8,7 +8,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 # A body may have 16 MiB; what is around it, and the escapes a client wrote in it, must fit too.
 MAX_LINE_BYTES = 32 * 1024 * 1024
@@ -36,8 +36,9 @@ class BatchInput:
 
     def __init__(self, name: str, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self._max_line_bytes = max_line_bytes
+        self._is_standard = name == STANDARD
         try:
-            self._file: BinaryIO = sys.stdin.buffer if name == STANDARD else open(name, "rb")  # noqa: SIM115
+            self._file = _get_standard(sys.stdin, "input") if self._is_standard else open(name, "rb")  # noqa: SIM115
         except OSError as error:
             raise BatchFileError(f"{name} cannot be read ({error.strerror}); name another input.") from None
         self._num_bytes = 0
@@ -69,7 +70,7 @@ class BatchInput:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._file is not sys.stdin.buffer:
+        if not self._is_standard:
             self._file.close()
 
     def is_file(self, other: Path | BinaryIO) -> bool:
@@ -121,7 +122,7 @@ class BatchOutput:
         self._force = force
         if name == STANDARD or _is_special(name):
             self._partial_path: Path | None = None
-            self._file: BinaryIO = sys.stdout.buffer if name == STANDARD else _open_for_writing(Path(name))
+            self._file = _get_standard(sys.stdout, "output") if name == STANDARD else _open_for_writing(Path(name))
             return
         self._partial_path = _partial_of(Path(name))
         for path in (Path(name), self._partial_path):
@@ -173,7 +174,7 @@ class BatchOutput:
 
     def close(self) -> None:
         """Close; what holds no answer leaves no file."""
-        if self._file is not sys.stdout.buffer:
+        if self._name != STANDARD:
             # What could not be written has been told, and is tried once more here.
             with contextlib.suppress(OSError):
                 self._file.close()
@@ -194,10 +195,16 @@ def open_files(input_name: str, output_name: str, *, force: bool) -> Iterator[tu
             yield source, output
 
 
+def _get_standard(stream: TextIO | None, name: str) -> BinaryIO:
+    if stream is None:  # as Python has it where a parent process closed it
+        raise BatchFileError(f"Standard {name} is closed; name a file instead of {STANDARD}.")
+    return stream.buffer
+
+
 def _check_apart(source: BatchInput, output_name: str) -> None:
     # Opening for writing empties a file, so this comes before anything is opened.
     if output_name == STANDARD:
-        if source.is_file(sys.stdout.buffer):
+        if source.is_file(_get_standard(sys.stdout, "output")):
             raise BatchFileError("Standard output goes to the input's own file; send it to another.")
         return
     path = Path(output_name)

@@ -83,6 +83,22 @@ def test_files_that_do_not_work_are_refused(tmp_path: Path, source: str, target:
         pass
 
 
+def test_standard_streams_that_are_closed_are_missed_only_where_they_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = write_input(tmp_path, [build_line("a")]), tmp_path / "out.jsonl"
+    monkeypatch.setattr("sys.stdin", None)
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(BatchFileError, match="Standard input is closed"), open_files("-", str(out), force=False):
+        pass
+    with pytest.raises(BatchFileError, match="Standard output is closed"), open_files(str(path), "-", force=False):
+        pass
+    with open_files(str(path), str(out), force=False) as (source, target):
+        target.write_line(next(iter(source)) or b"")
+        target.finish()
+    assert out.exists()
+
+
 @pytest.mark.parametrize("is_forced", [True, False])
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.partial", "another-name.jsonl"])
 def test_whatever_an_output_would_write_is_never_the_input(tmp_path: Path, name: str, is_forced: bool) -> None:
