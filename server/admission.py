@@ -16,7 +16,8 @@ from server.admission_limits import build_model_error, check_length, check_min_t
 from server.engine_client import EngineClient
 from server.errors import ErrorKind, RequestError
 from server.generation import GenerationRequest, Prompt
-from server.prompts import PromptBuilder, PromptThreads, count_chars
+from server.prompt_threads import PromptThreads
+from server.prompts import PromptBuilder, count_chars
 from server.stop_strings import StopStrings
 from server.wire_types import ChatRequest, CompletionRequest, GenerationFields
 

@@ -1,31 +1,22 @@
-"""Prompts: text, ids or messages become token ids, on threads of their own, so that nothing ever holds the event loop.
+"""Prompts: text, ids or messages become token ids. Knows no engine, no HTTP and no threads.
 
-Knows no engine and no HTTP; what it refuses is a RequestError all the same.
+What it refuses is a RequestError all the same.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Protocol
 
 from server.chat_template import ChatTemplateError
 from server.errors import ErrorKind, RequestError
 from server.generation import Prompt
 from server.wire_types import ChatMessage
 
-_NUM_THREADS = 4
-# Longer texts have one thread for all of them: tokenising 16 MB takes seconds and 3 GB, and nobody should wait behind
-# it, nor should four of them run at once.
-_LONG_TEXT_CHARS = 256 * 1024
 # JSON has numbers of thousands of digits.
 _MAX_SHOWN_DIGITS = 40
 # To name the message that a template refuses, conversations are rendered again up to this length.
 _MAX_OFFENDER_RENDERS = 64
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class TextTokenizer(Protocol):
@@ -56,31 +47,6 @@ class Template(Protocol):
         Raises:
             ChatTemplateError: The template refuses these messages.
         """
-
-
-class PromptThreads:
-    """Runs text work beside the event loop."""
-
-    def __init__(self) -> None:
-        self._short = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prompts")
-        self._long = ThreadPoolExecutor(1, thread_name_prefix="prompts-long")
-
-    def close(self) -> None:
-        """Let the threads go; work in hand is finished first, work that waits is dropped."""
-        for executor in (self._short, self._long):
-            executor.shutdown(wait=False, cancel_futures=True)
-
-    async def run(self, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call ``work`` on a thread and return what it returns.
-
-        Args:
-            num_chars: How much text it reads.
-            work: What to call.
-            args: With these.
-            kwargs: And these.
-        """
-        executor = self._long if num_chars > _LONG_TEXT_CHARS else self._short
-        return await asyncio.get_running_loop().run_in_executor(executor, lambda: work(*args, **kwargs))
 
 
 class PromptBuilder:

@@ -1,7 +1,6 @@
 """OpenAI's requests: ONE table of every field that this server knows and how it treats it, and the parsing by it.
 
-Pure. With wire_types.py and replies.py the only place that knows OpenAI's field names; values in, frozen wire types or
-RequestError out.
+Pure: values in, frozen wire types or RequestError out. The types are wire_types', the shapes of answers replies'.
 """
 
 from __future__ import annotations

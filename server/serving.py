@@ -25,7 +25,8 @@ from server.listener import listen
 from server.metrics import ServerMetrics
 from server.model_resolver import ResolvedModel
 from server.output_processor import OutputProcessor
-from server.prompts import PromptBuilder, PromptThreads
+from server.prompt_threads import PromptThreads
+from server.prompts import PromptBuilder
 from server.startup_report import StartupReport, format_curl, format_memory, format_summary, format_url
 from server.tokenizer import Tokenizer, load_tokenizer
 

@@ -33,25 +33,26 @@ class GenerationFields(Wire):
 
     model: str | None = Field(None, description="The served model's name; may be left out.")
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = Field(
-        None, description="Answers to each prompt; each is sampled with a seed of its own, made from the request's."
+        None,
+        description="Answers to each prompt, 1 to 128; each is sampled with a seed of its own.",
     )
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
-        None, description="0 takes the likeliest token each time."
+        None, description="0 to 2; 0 takes the likeliest token each time."
     )
     top_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        None, description="Sample from the likeliest tokens whose probabilities add up to this share."
+        None, description="Sample from the likeliest tokens whose probabilities add up to this share, 0 to 1."
     )
     top_k: Annotated[int, Field(ge=-1)] | None = Field(
         None, description="Sample from so many likeliest tokens; 0 or -1 = all."
     )
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        None, description="Sample from tokens at least this share as likely as the likeliest."
+        None, description="Sample from tokens at least this share, 0 to 1, as likely as the likeliest."
     )
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
-        None, description="Taken off the logit of each token that the answer holds."
+        None, description="-2 to 2; taken off the logit of each token that the answer holds."
     )
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
-        None, description="Taken off it once for each time that the answer holds it."
+        None, description="-2 to 2; taken off a token's logit once for each time that the answer holds it."
     )
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = Field(
         None,
@@ -65,10 +66,10 @@ class GenerationFields(Wire):
         None, description="Equal seeds draw equal random numbers, whatever else is in the batch."
     )
     stop: Annotated[tuple[str, ...], PlainValidator(parse_stop, str | list[str] | None)] = Field(
-        (), description="Texts that end the answer."
+        (), description="Up to 16 texts that end the answer."
     )
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = Field(
-        None, description="Token ids that end the answer."
+        None, description="Up to 256 token ids that end the answer."
     )
     include_stop_str_in_output: bool | None = Field(None, description="What ended the answer is a part of it.")
     min_tokens: Annotated[int, Field(ge=0)] | None = Field(
@@ -191,7 +192,7 @@ class ChatRequest(GenerationFields):
     )
     logprobs: bool | None = Field(None, description="Tell the logprobs of the answer's tokens.")
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
-        None, description="So many likeliest tokens beside each."
+        None, description="With `logprobs`: tell so many likeliest tokens, 0 to 20, beside each of the answer."
     )
 
     @model_validator(mode="after")

@@ -17,7 +17,8 @@ from starlette.routing import Route
 from server.admission import Admission, SamplingDefaults
 from server.app import AppSettings, create_app
 from server.chat_template import ChatTemplateError
-from server.prompts import PromptBuilder, PromptThreads, Template
+from server.prompt_threads import PromptThreads
+from server.prompts import PromptBuilder, Template
 from server.streaming import StreamTiming
 from tests.server.fake_engine_client import FakeEngineClient
 

@@ -11,7 +11,7 @@ import pytest
 from engine_core import EnginePhase
 from server.admission import Admission, SamplingDefaults
 from server.errors import ErrorKind, RequestError
-from server.prompts import PromptThreads
+from server.prompt_threads import PromptThreads
 from server.protocol import parse_chat, parse_completion
 from server.wire_types import ChatRequest, CompletionRequest
 from tests.server.fake_engine_client import FakeEngineClient, create_state

@@ -6,7 +6,8 @@ import threading
 import pytest
 
 from server.errors import RequestError
-from server.prompts import PromptThreads, count_chars, show_number
+from server.prompt_threads import PromptThreads
+from server.prompts import count_chars, show_number
 from server.protocol import parse_chat
 from server.wire_types import ChatMessage
 from tests.server.http_helpers import create_prompts

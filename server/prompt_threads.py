@@ -1,0 +1,41 @@
+"""Where text is rendered and tokenised, so that neither ever holds up the event loop. Knows nothing of the work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+_NUM_THREADS = 4
+# Longer texts have one thread for all of them: tokenising 16 MB takes seconds and 3 GB, and nobody should wait behind
+# it, nor should four of them run at once.
+_LONG_TEXT_CHARS = 256 * 1024
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class PromptThreads:
+    """Runs text work beside the event loop."""
+
+    def __init__(self) -> None:
+        self._short = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prompts")
+        self._long = ThreadPoolExecutor(1, thread_name_prefix="prompts-long")
+
+    def close(self) -> None:
+        """Let the threads go; work in hand is finished first, work that waits is dropped."""
+        for executor in (self._short, self._long):
+            executor.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call ``work`` on a thread and return what it returns.
+
+        Args:
+            num_chars: How much text it reads.
+            work: What to call.
+            args: With these.
+            kwargs: And these.
+        """
+        executor = self._long if num_chars > _LONG_TEXT_CHARS else self._short
+        return await asyncio.get_running_loop().run_in_executor(executor, lambda: work(*args, **kwargs))
