@@ -70,7 +70,7 @@ def _text(name: str, body: bytes, says: str, **more: Any) -> BadRequest:
 
 
 _RAW_HELLO = json.dumps(HELLO).encode()
-_TOO_LONG = re.escape("prompt and answer together may have 256; shorten the prompt")
+_TOO_LONG = re.escape("prompt and answer together, is 256 tokens; shorten the prompt")
 USER = {"role": "user", "content": "Hello"}
 
 BAD_REQUESTS = (
