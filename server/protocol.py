@@ -33,6 +33,12 @@ _MUST = {
     "model_type": "be an object",
     "list_type": "be a list",
 }
+# What other endpoints and servers call a field, where the nearest name would be another one or none.
+_OUR_NAMES = {
+    **dict.fromkeys(("max_completion_tokens", "num_predict", "n_predict"), "max_tokens"),
+    **dict.fromkeys(("messages", "text"), "prompt"),
+    "prompt": "messages",
+}
 
 
 class Treatment(enum.StrEnum):
@@ -206,8 +212,8 @@ class _FieldCheck:
             # Without indices: one name, one warning.
             self.on_unknown(prefix.split("[")[0] + ("." if "[" in prefix else "") + name if prefix else name)
             return
-        near = difflib.get_close_matches(name[:_MAX_SHOWN_CHARS], table, n=1)
-        hint = f"did you mean `{near[0]}`?" if near else "leave it out."
+        near = _find_nearest(name, table)
+        hint = f"did you mean `{near}`?" if near else "leave it out."
         raise RequestError(
             f"`{prefix}{_shorten(name)}` is not a field of this endpoint; {hint}",
             kind=ErrorKind.UNKNOWN_PARAMETER,
@@ -229,6 +235,12 @@ def _parse(wire_type: type[W], table: FieldTable, value: Any, check: _FieldCheck
         for index, message in enumerate(value["messages"]):
             check.run(message, MESSAGE_FIELDS, f"messages[{index}].")
     return request
+
+
+def _find_nearest(name: str, table: FieldTable) -> str | None:
+    if _OUR_NAMES.get(name) in table:
+        return _OUR_NAMES[name]
+    return next(iter(difflib.get_close_matches(name[:_MAX_SHOWN_CHARS], table, n=1)), None)
 
 
 def _is_no_op(value: Any, rule: FieldRule) -> bool:

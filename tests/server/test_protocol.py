@@ -293,6 +293,22 @@ def test_strict_mode_names_the_nearest_field() -> None:
     assert "did you mean `max_tokens`?" in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("parse", "name", "ours"),
+    [
+        (parse_completion, "max_completion_tokens", "max_tokens"),
+        (parse_completion, "messages", "prompt"),
+        (parse_completion, "num_predict", "max_tokens"),
+        (parse_chat, "prompt", "messages"),
+        (parse_tokenize, "text", "prompt"),
+    ],
+)
+def test_strict_mode_knows_what_other_endpoints_and_servers_call_a_field(parse: Any, name: str, ours: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse({name: "x"}, is_strict=True, on_unknown=print)
+    assert f"did you mean `{ours}`?" in caught.value.message
+
+
 def test_strict_mode_reaches_into_messages_and_stream_options() -> None:
     with pytest.raises(RequestError) as caught:
         chat(is_strict=True, messages=[{**USER, "contents": 1}])
