@@ -6,7 +6,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
-from server.wire_values import fail, parse_content, parse_logit_bias, parse_prompts, parse_stop, parse_token_ids
+from server.wire_values import (
+    fail,
+    fail_missing,
+    parse_content,
+    parse_logit_bias,
+    parse_prompts,
+    parse_stop,
+    parse_token_ids,
+)
 
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGPROBS = 20
@@ -174,7 +182,7 @@ class ChatMessage(Wire):
     @model_validator(mode="after")
     def _check_content(self) -> Self:
         if self.content is None and self.role != "assistant":
-            raise fail("`{param}` is required", at="content")
+            raise fail_missing("content")
         if self.reasoning and self.reasoning_content and self.reasoning != self.reasoning_content:
             raise fail("`{param}` is another name of `reasoning_content`, and the two differ; send one", at="reasoning")
         return self

@@ -25,6 +25,11 @@ def fail(sentence: str, *, at: str | None = None) -> PydanticCustomError:
     return PydanticCustomError("wire", "{sentence}", {"sentence": sentence, "at": at})
 
 
+def fail_missing(at: str) -> PydanticCustomError:
+    """Return what refuses an object that lacks the field `at`, as pydantic's own error for it does."""
+    return PydanticCustomError("missing", "Field required", {"at": at})
+
+
 def _is_token_ids(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int for item in value)
 

@@ -363,6 +363,14 @@ def test_a_bad_message_is_refused_at_its_place(messages: Any, param: str) -> Non
     assert caught.value.message.startswith(f"`{param}` ")
 
 
+@pytest.mark.parametrize("message", [{"role": "user"}, {"role": "user", "content": None}, {"content": "x"}])
+def test_a_message_that_lacks_something_lacks_a_parameter(message: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        chat(messages=[message])
+    assert caught.value.kind is ErrorKind.MISSING_PARAMETER
+    assert caught.value.message.endswith(" is required.")
+
+
 def test_an_answer_of_the_sdk_can_be_sent_back() -> None:
     answer = {
         "role": "assistant",
