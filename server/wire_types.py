@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
 from server.wire_values import (
+    check_is_no_count,
     fail,
     fail_missing,
     parse_content,
@@ -198,7 +199,9 @@ class ChatRequest(GenerationFields):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Tokens of each answer at most; what the context leaves unless it says otherwise."
     )
-    logprobs: bool | None = Field(None, description="Tell the logprobs of the answer's tokens.")
+    logprobs: Annotated[bool | None, BeforeValidator(check_is_no_count)] = Field(
+        None, description="Tell the logprobs of the answer's tokens."
+    )
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
         None, description="With `logprobs`: tell so many likeliest tokens, 0 to 20, beside each of the answer."
     )

@@ -30,6 +30,13 @@ def fail_missing(at: str) -> PydanticCustomError:
     return PydanticCustomError("missing", "Field required", {"at": at})
 
 
+def check_is_no_count(value: Any) -> Any:
+    """Return chat's `logprobs`, unless it is completions' number."""
+    if type(value) is int:
+        raise fail("`{param}` is true or false in chat; put the number into `top_logprobs`, beside `logprobs`: true")
+    return value
+
+
 def _is_token_ids(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int for item in value)
 

@@ -237,6 +237,14 @@ def test_top_logprobs_need_logprobs() -> None:
     assert chat(logprobs=False).num_logprobs is None
 
 
+@pytest.mark.parametrize("logprobs", [0, 1, 5])
+def test_completions_logprobs_in_chat_are_told_where_the_number_goes(logprobs: int) -> None:
+    with pytest.raises(RequestError) as caught:
+        chat(logprobs=logprobs)
+    assert (caught.value.kind, caught.value.param) == (ErrorKind.INVALID_VALUE, "logprobs")
+    assert "`top_logprobs`" in caught.value.message
+
+
 def test_an_echo_with_logprobs_wants_the_prompts_too() -> None:
     assert completion(logprobs=2).num_prompt_logprobs is None
     assert completion(logprobs=2, echo=True).num_prompt_logprobs == 2
