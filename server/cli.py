@@ -127,6 +127,9 @@ def _fetch(arguments: argparse.Namespace, config: ServerConfig, report: StartupR
 
 
 def _batch(arguments: argparse.Namespace, config: ServerConfig, report: StartupReport) -> int:
+    if config.log_level != "debug":
+        # A line for each request's end would bury the progress, and the output says the same.
+        logging.getLogger("server.requests").setLevel(logging.WARNING)
     # The files first, as for _serve its port.
     with open_files(arguments.input, arguments.output, force=arguments.force) as (source, output):
         model = resolve_model(config.model, progress=report.line, cache_dir=config.cache_dir)

@@ -198,6 +198,8 @@ class _FieldCheck:
     def run(self, value: dict[str, Any], table: FieldTable, prefix: str = "") -> None:
         for name, item in value.items():
             rule = table.get(name)
+            if rule is None and item is None:
+                continue  # as if it had been left out
             if rule is None:
                 self._meet_unknown(name, table, prefix)
             elif rule.treatment is Treatment.REFUSED and not _is_no_op(item, rule):

@@ -96,7 +96,10 @@ class GenerationFields(Wire):
         None, description="Share cached prefixes only with requests of the same salt."
     )
     stream: bool | None = Field(None, description="Send the answer piece by piece, as server-sent events.")
-    stream_options: StreamOptions | None = Field(None, description="How the stream reports.")
+    stream_options: StreamOptions | None = Field(
+        None,
+        description="`include_usage` ends a stream with its usage; `continuous_usage_stats` tells it in each chunk.",
+    )
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> Self:

@@ -76,16 +76,22 @@ def build_answer(line_id: str, custom_id: str, *, status: int, request_id: str |
         line_id: Unique among output lines.
         custom_id: The input line's.
         status: HTTP status of the answer.
-        request_id: As in the server's log.
+        request_id: The answer's X-Request-Id.
         body: The answer, decoded.
     """
     response = {"status_code": status, "request_id": request_id, "body": body}
     return encode_json({"id": line_id, "custom_id": custom_id, "response": response, "error": None})
 
 
-def build_refusal(line_id: str, error: BatchLineError) -> bytes:
-    """Return the output line, without a line end, of a line that was not run, or whose answer the engine owes."""
-    told = {"code": error.code, "message": error.message}
+def build_refusal(line_id: str, number: int, error: BatchLineError) -> bytes:
+    """Return the output line, without a line end, of a line that was not run, or whose answer the engine owes.
+
+    Args:
+        line_id: Unique among output lines.
+        number: The input line's place, from 1; its custom_id may be what is wrong with it.
+        error: Why.
+    """
+    told = {"code": error.code, "message": error.message, "line": number}
     return encode_json({"id": line_id, "custom_id": error.custom_id, "response": None, "error": told})
 
 

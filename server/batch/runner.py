@@ -109,10 +109,12 @@ class BatchRunner:
     async def _feed(self, lines: AsyncIterator[bytes | None]) -> None:
         end: Exception | None = None
         try:
+            number = 0
             async for line in lines:
+                number += 1
                 await self._held.take(len(line or b""))
                 await self._slots.acquire()
-                task = asyncio.create_task(self._answer(line))
+                task = asyncio.create_task(self._answer(number, line))
                 self._tasks.add(task)
                 task.add_done_callback(self._end_task)
                 await self._order.put(task)
@@ -124,7 +126,7 @@ class BatchRunner:
         self._slots.release()
         self._tasks.discard(task)
 
-    async def _answer(self, line: bytes | None) -> _Outcome:
+    async def _answer(self, number: int, line: bytes | None) -> _Outcome:
         line_id = f"batch_req_{uuid.uuid4().hex}"
         num_bytes, custom_id = len(line or b""), None
         try:
@@ -133,12 +135,12 @@ class BatchRunner:
             custom_id = item.custom_id
             outcome = await self._ask(line_id, item)
         except BatchLineError as error:
-            outcome = _Outcome(build_refusal(line_id, error))
+            outcome = _Outcome(build_refusal(line_id, number, error))
         except Exception:
             # Whatever is wrong with one line, the others are answered.
             logger.exception("batch line %.60r failed", custom_id)
             failure = BatchLineError("internal_error", "The server failed on this line; its log says why.", custom_id)
-            outcome = _Outcome(build_refusal(line_id, failure))
+            outcome = _Outcome(build_refusal(line_id, number, failure))
         self._held.exchange(num_bytes, len(outcome.text))
         return outcome
 

@@ -42,7 +42,7 @@ def test_what_is_wrong_with_a_line_is_a_code_and_a_sentence(line: Any, code: str
 
 def test_an_answer_and_a_refusal_have_openais_keys_and_no_line_end() -> None:
     answer = build_answer("batch_req_1", "a", status=200, request_id="r", body={"text": "two\nlines"})
-    refusal = build_refusal("batch_req_2", BatchLineError("invalid_body", "Change it.", "b"))
+    refusal = build_refusal("batch_req_2", 7, BatchLineError("invalid_body", "Change it.", "b"))
     assert b"\n" not in answer + refusal
     assert json.loads(answer) == {
         "id": "batch_req_1",
@@ -54,5 +54,5 @@ def test_an_answer_and_a_refusal_have_openais_keys_and_no_line_end() -> None:
         "id": "batch_req_2",
         "custom_id": "b",
         "response": None,
-        "error": {"code": "invalid_body", "message": "Change it."},
+        "error": {"code": "invalid_body", "message": "Change it.", "line": 7},
     }

@@ -143,6 +143,7 @@ async def test_whatever_an_application_does_to_one_line_the_others_are_answered(
     assert second["error"] == {
         "code": "internal_error",
         "message": "The server failed on this line; its log says why.",
+        "line": 2,
     }
     assert (tally.num_lines, tally.num_failed, tally.num_output_tokens) == (3, 1, 4)
     assert "batch line 'second' failed" in caplog.text and caplog.records[-1].exc_info is not None

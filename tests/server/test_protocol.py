@@ -284,7 +284,7 @@ def test_inert_fields_change_nothing() -> None:
 
 def test_unknown_fields_are_reported_and_ignored() -> None:
     unknown: list[str] = []
-    assert completion(unknown=unknown, max_token=3, foo=None) == completion()
+    assert completion(unknown=unknown, max_token=3, foo=1, nothing=None) == completion()
     assert unknown == ["max_token", "foo"]
 
 
