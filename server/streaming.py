@@ -212,14 +212,14 @@ async def _merge(engine_client: EngineClient, requests: Sequence[GenerationReque
     queue: asyncio.Queue[tuple[int, GenerationOutput] | Exception | None] = asyncio.Queue(len(requests))
 
     async def feed(index: int, request: GenerationRequest) -> None:
+        # Once cancelled it puts nothing: nobody takes any more, and a full queue would hold it for ever.
         try:
             async with aclosing(engine_client.generate(request)) as outputs:
                 async for output in outputs:
                     await queue.put((index, output))
+            await queue.put(None)
         except Exception as error:
             await queue.put(error)
-        finally:
-            await queue.put(None)
 
     feeders = [asyncio.create_task(feed(index, request)) for index, request in enumerate(requests)]
     num_running = len(feeders)

@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import pytest
 from starlette.types import Message
 
-from server.errors import ClientGoneError
+from engine_core import EngineDeadError, FinishReason
+from server.errors import ClientGoneError, RequestError
 from server.sse import PING
-from server.streaming import EventStream, StreamTiming, run_while_connected
+from server.streaming import EventStream, StreamTiming, generate_all, run_while_connected
+from tests.server.fake_engine import create_request
+from tests.server.fake_engine_client import FakeEngineClient, ScriptItem, say
 
 
 class Connection:
@@ -124,3 +128,39 @@ async def test_after_the_last_event_the_response_ends() -> None:
     await connection.run(EventStream(speak(), timing=StreamTiming()))
     assert [message.get("body") for message in connection.sent] == [None, b"data: 1\n\n", b""]
     assert [message.get("more_body") for message in connection.sent] == [None, True, False]
+
+
+async def read_slowly(engine: FakeEngineClient, num_outputs: int) -> None:
+    """Take some outputs of three requests, and before each let the engine get as far ahead as it can."""
+    outputs = generate_all(engine, [create_request(request_id) for request_id in "abc"])
+    async with asyncio.timeout(1), aclosing(outputs):
+        for _ in range(num_outputs):
+            await anext(outputs)
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+
+async def test_choices_that_are_ahead_of_a_slow_reader_end_when_it_leaves() -> None:
+    engine = FakeEngineClient(lambda request: say(*"word" * 10))
+    await read_slowly(engine, 1)
+    assert sorted(engine.aborted) == ["a", "b", "c"]
+    assert engine.num_live == 0
+
+
+@pytest.mark.parametrize(
+    ("last", "kind"),
+    [
+        (EngineDeadError("The engine died."), EngineDeadError),
+        (say("", finish_reason=FinishReason.ERROR)[0], RequestError),
+    ],
+)
+async def test_a_failure_reaches_a_slow_reader_while_other_choices_are_ahead(
+    last: ScriptItem, kind: type[Exception]
+) -> None:
+    running: list[ScriptItem] = list(say(*"word" * 10))
+    engine = FakeEngineClient(
+        lambda request: [running[0], last] if request.engine_request.request_id == "a" else running
+    )
+    with pytest.raises(kind):
+        await read_slowly(engine, 30)
+    assert engine.num_live == 0
