@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -103,3 +104,14 @@ def test_punctuation_inside_a_long_text_counts_for_nothing() -> None:
 def test_long_json_is_the_same_json(value: object) -> None:
     assert encode_long_json(value) == encode_json(value)
     assert encode_long_json({"a": "\ud800é"}) == encode_json({"a": "\ud800é"})
+
+
+def test_long_json_is_not_kept_in_pieces() -> None:
+    value = ["a"] * 50_000
+    tracemalloc.start()
+    try:
+        body = encode_long_json(value)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 4 * len(body)
