@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from fastapi import APIRouter, Request, Response
 
 from server.admission import Admission
@@ -59,14 +61,14 @@ def _tokenize(prompts: PromptBuilder, wire: TokenizeRequest, max_model_len: int 
     else:
         prompt = prompts.build_from_text(wire.prompt or "", add_special_tokens=wire.add_special_tokens is not False)
     token_bytes = prompts.tokenizer.token_bytes
+    # The longest texts have millions of tokens, of few kinds.
+    show = functools.cache(lambda token_id: show_token(token_bytes(token_id)))
     return encode_long_json(
         {
             "count": len(prompt.token_ids),
             "max_model_len": max_model_len,
             "tokens": prompt.token_ids,
-            "token_strs": [show_token(token_bytes(each)) for each in prompt.token_ids]
-            if wire.return_token_strs
-            else None,
+            "token_strs": [show(each) for each in prompt.token_ids] if wire.return_token_strs else None,
         }
     )
 

@@ -6,7 +6,7 @@ import pytest
 
 from engine_core import EnginePhase
 from tests.server.fake_engine_client import FakeEngineClient, create_state
-from tests.server.http_helpers import MODEL, build_app, connect
+from tests.server.http_helpers import MODEL, FakeTokenizer, build_app, connect
 
 USER = {"role": "user", "content": "hé"}
 
@@ -26,6 +26,18 @@ async def test_a_text_costs_what_a_completion_of_it_costs() -> None:
 async def test_special_tokens_and_token_texts_are_the_clients_choice() -> None:
     _, body = await post("/tokenize", {"prompt": "aé", "add_special_tokens": False, "return_token_strs": True})
     assert (body["tokens"], body["token_strs"]) == ([97, 233], ["a", "é"])
+
+
+async def test_a_tokens_text_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def show(self: FakeTokenizer, token_id: int) -> bytes:
+        asked.append(token_id)
+        return chr(token_id).encode()
+
+    monkeypatch.setattr(FakeTokenizer, "token_bytes", show)
+    _, body = await post("/tokenize", {"prompt": "abab", "add_special_tokens": False, "return_token_strs": True})
+    assert (body["token_strs"], asked) == (["a", "b", "a", "b"], [97, 98])
 
 
 async def test_a_conversation_goes_through_the_template() -> None:
