@@ -54,6 +54,13 @@ def test_any_text_survives_the_round_trip(text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
+def test_many_ids_are_decoded_by_the_call_that_lets_other_threads_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, text = load_tokenizer(GGUF, byte_level_metadata()), "então 世" * 2000
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    monkeypatch.setattr(tokenizer, "_pipeline", SimpleNamespace(decode_batch=tokenizer._pipeline.decode_batch))
+    assert tokenizer.decode(ids) == text
+
+
 def test_the_metadatas_tokens_template_and_size() -> None:
     tokenizer = load_tokenizer(GGUF, byte_level_metadata(chat_template="{{ messages }}"))
     assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|im_start|>", "<|im_end|>")
