@@ -181,10 +181,11 @@ class Admission:
         has_text = bool(wire.echo)
         has_offsets = has_text and wire.num_prompt_logprobs is not None
         if isinstance(sent, str):
-            prompt = self.prompts.build_from_text(sent, has_text=has_text, has_offsets=has_offsets)
+            prompt = self.prompts.build_from_text(sent, has_text=has_text)
             check_length(prompt, asked, max_len, param=param)
             self.prompts.check_ids(prompt.token_ids, param=param)
-            return prompt
+            # Only now: the offsets of a prompt of millions of tokens would hold all threads for seconds.
+            return self.prompts.build_from_text(sent, has_text=True, has_offsets=True) if has_offsets else prompt
         # The client's list of ids is measured before it is walked.
         check_length(Prompt(sent), asked, max_len, param=param)
         self.prompts.check_ids(sent, param=param)

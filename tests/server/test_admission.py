@@ -357,6 +357,23 @@ async def test_every_sampling_field_reaches_the_engine() -> None:
     assert asked.engine_request.skip_reading_prefix_cache
 
 
+async def test_no_offsets_are_worked_out_for_a_prompt_that_is_too_long() -> None:
+    class OffsetCounter(FakeTokenizer):
+        num_texts = 0
+
+        def encode_with_offsets(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[int]]:
+            self.num_texts += 1
+            return super().encode_with_offsets(text, add_special_tokens)
+
+    tokenizer = OffsetCounter()
+    async with admitting(tokenizer=tokenizer) as admission:
+        with pytest.raises(RequestError, match="too long"):
+            await admission.admit_completion(completion("a" * 64, echo=True, logprobs=1))
+        assert tokenizer.num_texts == 0
+        await admission.admit_completion(completion("a", echo=True, logprobs=1))
+    assert tokenizer.num_texts == 1
+
+
 async def test_an_echo_keeps_the_prompts_text_and_with_logprobs_its_offsets() -> None:
     async with admitting() as admission:
         silent = (await admission.admit_completion(completion("ab"))).requests[0].prompt
