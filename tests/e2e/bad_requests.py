@@ -239,7 +239,7 @@ BAD_REQUESTS = (
     BadRequest(
         "message without content",
         400,
-        "invalid_value",
+        "missing_required_parameter",
         "is required",
         param="messages[0].content",
         path=CHAT,
