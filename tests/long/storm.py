@@ -1,6 +1,6 @@
 """A storm of requests on a real server: all kinds at once, many of whose clients leave; then the books are checked.
 
-    python -m tests.long.storm --requests 1000 --streams 64
+    python -m tests.long.storm --requests 4000 --streams 64
 
 Afterwards nothing runs or waits, no block is held, what was counted adds up, memory is where it was, and an ordinary
 request gets the answer that it got before. Prints its figures; raises AssertionError where one is wrong.
@@ -259,7 +259,11 @@ def run_storm(*, num_requests: int, num_streams: int, seed: int) -> dict[str, An
 
 
 def check_memory(memory: list[Memory]) -> None:
-    """Check that the second half of a storm left a server's memory, threads and files where the first half did."""
+    """Check that the second half of a storm left a server's memory, threads and files where the first half did.
+
+    It takes about 2,000 requests until every KV block, oneDNN program and allocator arena has been touched: measured,
+    566 MB at the start, 845.3 after 2,000 requests, 845.7 after 4,000.
+    """
     _, first, second = memory
     assert second.anonymous - first.anonymous < MAX_GROWTH_KB, memory
     assert second.num_files <= first.num_files + 1 and second.num_threads <= first.num_threads + 4, memory
@@ -268,7 +272,7 @@ def check_memory(memory: list[Memory]) -> None:
 def main() -> None:
     """Run one storm and print its figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
