@@ -134,7 +134,8 @@ def _build_content(answers: _Answers, schemas: dict[str, Any]) -> dict[str, Any]
     if answers.chunk is not None:
         _add_schema(answers.chunk, schemas)
         text = f"With `stream`: true. Each event's data is a {answers.chunk.__name__}; the last is `[DONE]`."
-        content[_EVENTS] = {"schema": {"type": "string", "description": text}}
+        # No type: OpenAPI 3.1 cannot say what one event is, and readers differ on whether this is about one or all.
+        content[_EVENTS] = {"schema": {"description": text}}
     return content
 
 

@@ -47,6 +47,7 @@ def test_an_endpoint_with_a_body_names_every_code_under_its_status(document: dic
         schema = responses[str(row.status)]["content"]["application/json"]["schema"]
         assert schema == {"$ref": "#/components/schemas/ErrorReply"}
     assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
+    assert set(responses["200"]["content"]["text/event-stream"]["schema"]) == {"description"}
 
 
 def test_probes_document_their_503_and_nobody_a_422(document: dict[str, Any]) -> None:
