@@ -1,14 +1,14 @@
 // The C interface over models and packed weights: builds, checks what it is given, and turns exceptions into messages.
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <exception>
+#include <memory>
 #include <stdexcept>
 #include <string>
 
 #include "cpu.h"
 #include "huge_pages.h"
+#include "linears.h"
 #include "model.h"
 #include "pack.h"
 
@@ -36,7 +36,7 @@ void require(bool holds, const char* message) {
 }
 
 const KernelTable* table_of(const std::string& isa) {
-#ifndef PM_NO_AMX
+#ifdef PM_HAS_AMX
   if (isa == "amx") return amx_table();
 #endif
 #ifndef PM_NO_AVX512
@@ -156,6 +156,7 @@ pm_pages* make_pages(const pm_model& model, int32_t num_pages, int32_t page_size
   pages->layer_page_bytes = pages->head_bytes * model.config.num_kv_heads;
   pages->num_bytes = pages->layer_page_bytes * num_pages * (int64_t)model.layers.size();
   pages->data = static_cast<uint8_t*>(alloc_huge(pages->num_bytes));
+  if (!pages->data) throw std::bad_alloc();
   return pages.release();
 }
 
@@ -190,7 +191,7 @@ KvHead pm_pages::head(int32_t layer, int32_t kv_head) const {
 
 int32_t pm_abi_version() { return PM_ABI_VERSION; }
 const char* pm_last_error() { return last_error.c_str(); }
-const char* pm_cpu_name() { return cpu_name(); }
+const char* pm_cpu_name() { return cpu_brand(); }
 
 int32_t pm_can_run(const char* isa) { return runs_here(isa); }
 
@@ -217,6 +218,13 @@ pm_linear* pm_linear_create(pm_machine* machine, const pm_linear_config* config)
 void pm_linear_destroy(pm_linear* linear) {
   if (linear) free_packed(&linear->weight);
   delete linear;
+}
+
+int32_t pm_linear_run(const pm_linear* linear, const float* x, int32_t num_rows, float* out) {
+  return guarded<int32_t>(1, [&] {
+    run_linear(*linear, x, num_rows, out);
+    return 0;
+  });
 }
 
 int64_t pm_linear_bytes(const pm_linear* linear) { return linear->num_bytes; }
