@@ -67,7 +67,8 @@ PM_INLINE void add_group(const LinearCall& call, const uint8_t* group, int colum
   load_quads<kBits>(group + column * 4, quads);
   for (int half = 0; half < kHalves; half++) {
     Floats weight_scale = load_scales(scales + half * scale_bytes, column, weight.has_f32_scales);
-    Floats min = weight.has_min ? load_scales(minima + half * scale_bytes, column, weight.has_f32_scales) : zero_floats();
+    Floats min = zero_floats();
+    if (weight.has_min) min = load_scales(minima + half * scale_bytes, column, weight.has_f32_scales);
     for (int row = 0; row < kRows; row++) {
       int64_t group_index = (int64_t)(first_row + row) * num_groups + index;
       const int8_t* inputs = in.quantised + group_index * kGroup;
@@ -78,9 +79,9 @@ PM_INLINE void add_group(const LinearCall& call, const uint8_t* group, int colum
       for (int j = half * kGroupQuads / kHalves; j < (half + 1) * kGroupQuads / kHalves; j++)
         dot = dot_grouped(dot, quads[j], split_signed(broadcast_32_bits(inputs + j * 4)));
       Floats scale = multiply(weight_scale, broadcast_float(input_scale));
-      sums[row * kPassVectors] = multiply_add(to_floats(dot), scale, sums[row * kPassVectors]);
-      if (weight.has_min)
-        sums[row * kPassVectors] = multiply_add(min, broadcast_float((float)sum * input_scale), sums[row * kPassVectors]);
+      Floats& output = sums[row * kPassVectors];
+      output = multiply_add(to_floats(dot), scale, output);
+      if (weight.has_min) output = multiply_add(min, broadcast_float((float)sum * input_scale), output);
     }
   }
 }
@@ -99,7 +100,8 @@ static void grouped_sums(const LinearCall& call, int32_t pair, int32_t first_row
         const uint8_t* panel = panels + column / kPanel * weight.panel_bytes;
         if (column % kPanel == 0)
           for (int i = 0; i < bytes; i += 64) prefetch_ahead(weight, panel, (int64_t)index * bytes + i);
-        add_group<kRows, kBits, kHalves>(call, panel + (int64_t)index * bytes, column % kPanel, first_row, index, sums + v);
+        const uint8_t* group = panel + (int64_t)index * bytes;
+        add_group<kRows, kBits, kHalves>(call, group, column % kPanel, first_row, index, sums + v);
       }
     }
     for (int row = 0; row < kRows; row++)

@@ -24,8 +24,9 @@ const char* find_fault(const PackJob& job) {
   if (job.n <= 0 || job.k <= 0) return "A weight needs at least one row and one column.";
   for (int32_t i = 0; i < job.num_sources; i++) {
     SourceType type = job.sources[i].type;
-    if (type < SourceType::f32 || type > SourceType::q6_k) return "A source has an unknown type; give one of SourceType.";
-    if (job.k % block_values(type)) return "A row must be made of whole blocks; store this tensor in a type with smaller blocks.";
+    if (type < SourceType::f32 || type > SourceType::q6_k) return "A source has a type that SourceType does not list.";
+    if (job.k % block_values(type))
+      return "A row must be made of whole blocks; store this tensor in a type with smaller blocks.";
     if (job.format == PackFormat::grouped && !has_groups(type))
       return "A source of plain numbers has no groups to keep; pack it as bf16, int8 or int4.";
   }

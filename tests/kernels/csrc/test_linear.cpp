@@ -76,7 +76,8 @@ LinearCall store_call(const PackedWeight& weight, const Inputs& inputs, std::vec
   return call;
 }
 
-void check_quantisation(const KernelTable& table, const WeightCase& c, const PackedWeight& weight, const Inputs& inputs) {
+void check_quantisation(const KernelTable& table, const WeightCase& c, const PackedWeight& weight,
+                        const Inputs& inputs) {
   for (int32_t row = 0; row < inputs.num_rows && !inputs.quantised.empty(); row++) {
     for (int32_t k = 0; k < weight.k_padded; k++) {
       size_t at = (size_t)row * inputs.stride + k;
@@ -88,8 +89,8 @@ void check_quantisation(const KernelTable& table, const WeightCase& c, const Pac
   }
 }
 
-void check_against_double(const KernelTable& table, const WeightCase& c, const PackedWeight& weight, const Inputs& inputs,
-                          const std::vector<float>& out) {
+void check_against_double(const KernelTable& table, const WeightCase& c, const PackedWeight& weight,
+                          const Inputs& inputs, const std::vector<float>& out) {
   std::vector<float> w(weight.k);
   for (int32_t n = 0; n < weight.n; n++) {
     unpack_row(weight, n, w.data());
@@ -112,8 +113,8 @@ void check_against_double(const KernelTable& table, const WeightCase& c, const P
 }
 
 // Rows [first_row, first_row + num_rows) of pairs [first_pair, last_pair) equal what single rows gave; the rest is left.
-void check_cut(const LinearCall& single, const KernelTable& table, const char* name, int32_t first_row, int32_t num_rows,
-               int32_t first_pair, int32_t last_pair) {
+void check_cut(const LinearCall& single, const KernelTable& table, const char* name, int32_t first_row,
+               int32_t num_rows, int32_t first_pair, int32_t last_pair) {
   std::vector<float> out((size_t)kNumRows * kOutStride, -7.0f);
   LinearCall call = single;
   call.out = out.data();
