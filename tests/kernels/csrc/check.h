@@ -22,6 +22,8 @@ inline int num_failures = 0;
     }                                                       \
   } while (0)
 
+inline int check_failures() { return num_failures; }
+
 // The program's exit status.
 inline int finish_checks() {
   if (num_failures) printf("%d checks failed\n", num_failures);

@@ -1,0 +1,246 @@
+// Attention of up to 64 query rows to one split of one KV head: the table's attend() of every set without AMX.
+//
+// Scores, softmax and weighted values, each for all rows, a block of 32 positions at a time. For a row alone or among
+// others, in whatever blocks of registers, the same sums run in the same order:
+//
+//   score      one chain along the pairs of d
+//   sum        along the vectors of 16 positions, from the row's first on, then across the lanes
+//   output     one chain along the pairs of positions, for each d
+//
+// A row among others meets pairs that it does not see: weights of zero. x + 0 * v is x in all bits, but for the sign of a
+// zero: -0 is made 0 at the end. 0 * NaN is not: values behind the last position that any row of the call sees, and before
+// the first, are never used; between those two all are of the request that the rows belong to.
+#pragma once
+
+#include "attend_dot.h"
+#include "attend_pages.h"
+#include "attend_softmax.h"
+
+namespace pointsman {
+namespace {
+
+struct AttendScratch {
+  bf16 block[kBlockValues];                    // a block of int8 pages, widened
+  bf16 edge[2 * kMaxHeadDim];                  // a pair of which one position is not to be used
+  float scores[kMaxRows * kScoreStride];
+  bf16 weights[kMaxRows * kWeightStride];
+  Span spans[kMaxRows];                        // what each row sees
+};
+
+constexpr int64_t kAttendScratchBytes = sizeof(AttendScratch);
+
+// Rows of `a` that are multiplied together: as even a cut as can be, none above kMost.
+template <int kMost>
+PM_INLINE int32_t next_rows(int32_t left) {
+  int32_t cuts = (left + kMost - 1) / kMost;
+  return (left + cuts - 1) / cuts;
+}
+
+// ---- scores = q k^T
+
+struct ScoreArgs {
+  const bf16* q;             // [rows][head_dim]
+  const bf16* k;             // [tiles][head_dim / 2][16][2]
+  const uint8_t* next;       // what will be wanted next, as many bytes
+  int32_t head_dim;
+  float* scores;             // [rows][kScoreStride]
+};
+
+template <int kRows, int kTiles>
+inline void score_tiles(const ScoreArgs& a) {
+  f32x16 sum[kRows][kTiles] = {};
+  for (int32_t d = 0; d < a.head_dim; d += 2) {
+    Pairs keys[kTiles];
+    for (int t = 0; t < kTiles; t++) {
+      int64_t at = (int64_t)t * kTile * a.head_dim + kTile * d;
+      keys[t] = load_pairs(a.k + at);
+      prefetch(a.next + at * 2);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; r++) {
+      Pairs query = splat_pair(a.q + r * a.head_dim + d);
+      for (int t = 0; t < kTiles; t++) sum[r][t] = dot_pairs(sum[r][t], keys[t], query);
+    }
+  }
+  for (int r = 0; r < kRows; r++)
+    for (int t = 0; t < kTiles; t++) store_f32(a.scores + r * kScoreStride + t * kTile, sum[r][t]);
+}
+
+template <int kRows>
+inline void score_rows(int32_t rows, int32_t tiles, ScoreArgs a) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return score_rows<kRows - 1>(rows, tiles, a);
+  }
+  while (tiles > 0) {
+    int32_t step = tiles < kScoreTiles ? 1 : kScoreTiles;
+    if (step == 1) score_tiles<kRows, 1>(a);
+    else score_tiles<kRows, kScoreTiles>(a);
+    tiles -= step;
+    a.k += (int64_t)step * kTile * a.head_dim;
+    a.next += (int64_t)step * kTile * a.head_dim * 2;
+    a.scores += step * kTile;
+  }
+}
+
+PM_INLINE void score_block(const AttendCall& call, int32_t tiles, const bf16* k, const uint8_t* next, float* scores) {
+  for (int32_t row = 0; row < call.num_rows;) {
+    int32_t rows = next_rows<kScoreRows>(call.num_rows - row);
+    int32_t head_dim = call.kv.head_dim;
+    score_rows<kScoreRows>(rows, tiles, {call.q + row * head_dim, k, next, head_dim, scores + row * kScoreStride});
+    next = (const uint8_t*)k;  // only the first rows need to ask
+    row += rows;
+  }
+}
+
+// ---- out += weights v
+
+struct WeighArgs {
+  const bf16* weights;       // [rows][kWeightStride], of the first pair on
+  const bf16* v;             // [pairs][head_dim][2]
+  const uint8_t* next;
+  int32_t pairs;
+  int32_t head_dim;
+  float* out;                // [rows][head_dim]
+};
+
+template <int kRows, int kVectors>
+inline void weigh_columns(const WeighArgs& a) {
+  f32x16 sum[kRows][kVectors];
+  for (int r = 0; r < kRows; r++)
+    for (int j = 0; j < kVectors; j++) sum[r][j] = load_f32(a.out + r * a.head_dim + j * 16);
+  for (int32_t pair = 0; pair < a.pairs; pair++) {
+    Pairs values[kVectors];
+    for (int j = 0; j < kVectors; j++) {
+      int64_t at = (int64_t)pair * 2 * a.head_dim + j * 32;
+      values[j] = load_pairs(a.v + at);
+      prefetch(a.next + at * 2);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; r++) {
+      Pairs weight = splat_pair(a.weights + r * kWeightStride + pair * 2);
+      for (int j = 0; j < kVectors; j++) sum[r][j] = dot_pairs(sum[r][j], values[j], weight);
+    }
+  }
+  for (int r = 0; r < kRows; r++)
+    for (int j = 0; j < kVectors; j++) store_f32(a.out + r * a.head_dim + j * 16, sum[r][j]);
+}
+
+template <int kRows>
+inline void weigh_rows(int32_t rows, WeighArgs a) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return weigh_rows<kRows - 1>(rows, a);
+  }
+  for (int32_t left = a.head_dim / 16; left > 0;) {
+    int32_t step = left < kWeighVectors ? 2 : kWeighVectors;
+    if (step == kWeighVectors) weigh_columns<kRows, kWeighVectors>(a);
+    else weigh_columns<kRows, 2>(a);
+    left -= step;
+    a.v += step * 32;
+    a.next += step * 64;
+    a.out += step * 16;
+  }
+}
+
+// weights: of the first pair's first position on.
+PM_INLINE void weigh_pairs(const AttendCall& call, int32_t pairs, const bf16* v, const uint8_t* next, const bf16* weights) {
+  for (int32_t row = 0; row < call.num_rows;) {
+    int32_t rows = next_rows<kWeighRows>(call.num_rows - row);
+    int32_t head_dim = call.kv.head_dim;
+    weigh_rows<kWeighRows>(rows, {weights + row * kWeightStride, v, next, pairs, head_dim, call.out + row * head_dim});
+    next = (const uint8_t*)v;
+    row += rows;
+  }
+}
+
+// One pair of which only the first (keep = 0) or the second (1) position may be used.
+PM_INLINE void weigh_half(const AttendCall& call, int32_t keep, const bf16* v, bf16* edge, const bf16* weights) {
+  for (int32_t d = 0; d < call.kv.head_dim; d++) {
+    edge[2 * d + keep] = v[2 * d + keep];
+    edge[2 * d + 1 - keep] = 0;
+  }
+  weigh_pairs(call, 1, edge, (const uint8_t*)v, weights);
+}
+
+// v: of the block's position `begin`, which is even. Positions [span.first, span.last) of it, in order.
+PM_INLINE void weigh_block(const AttendCall& call, Span span, const bf16* v, const uint8_t* next, AttendScratch& scratch) {
+  int32_t begin = span.first / 2 * 2, end = span.last / 2 * 2, head_dim = call.kv.head_dim;
+  if (span.first > begin) {
+    weigh_half(call, 1, v, scratch.edge, scratch.weights + begin);
+    begin += 2, v += 2 * head_dim;
+  }
+  if (begin < end) weigh_pairs(call, (end - begin) / 2, v, next, scratch.weights + begin);
+  if (end < span.last) weigh_half(call, 0, v + (int64_t)(end - begin) * head_dim, scratch.edge, scratch.weights + end);
+}
+
+// ---- The split
+
+PM_INLINE Span find_spans(const AttendCall& call, Span* spans) {
+  Span all = {kSplit, 0};
+  for (int32_t row = 0; row < call.num_rows; row++) {
+    spans[row] = clip({call.first[row] - call.split_start, call.last[row] - call.split_start}, 0, kSplit);
+    if (is_empty(spans[row])) {
+      spans[row] = {0, 0};
+      continue;
+    }
+    if (spans[row].first < all.first) all.first = spans[row].first;
+    if (spans[row].last > all.last) all.last = spans[row].last;
+  }
+  return all;
+}
+
+// K or V as bf16: of a bf16 page itself, of an int8 one a widened copy in `block`.
+PM_INLINE const bf16* as_bf16(const AttendCall& call, const uint8_t* data, const uint8_t* next, int32_t n, bf16* block) {
+  if (call.kv.kind == KvKind::bf16) return (const bf16*)data;
+  widen(data, next, n, block);
+  return block;
+}
+
+PM_INLINE void score_split(const AttendCall& call, Span all, AttendScratch& scratch) {
+  int32_t end = round_up(all.last, kTile);
+  for (int32_t position = all.first / kTile * kTile; position < end;) {
+    int32_t stop = position / kBlock * kBlock + kBlock;
+    stop = stop < end ? stop : end;
+    const uint8_t* k = keys_at(call, position);
+    // After the last keys come the first values.
+    const uint8_t* next = stop < end ? keys_at(call, stop) : values_at(call, all.first / 2 * 2);
+    const bf16* keys = as_bf16(call, k, next, (stop - position) * call.kv.head_dim, scratch.block);
+    if (call.kv.kind == KvKind::int8) next = (const uint8_t*)keys;
+    score_block(call, (stop - position) / kTile, keys, next, scratch.scores + position);
+    position = stop;
+  }
+}
+
+PM_INLINE void weigh_split(const AttendCall& call, Span all, AttendScratch& scratch) {
+  for (int32_t position = all.first; position < all.last;) {
+    int32_t stop = position / kBlock * kBlock + kBlock;
+    stop = stop < all.last ? stop : all.last;
+    int32_t even = position / 2 * 2;
+    const uint8_t* v = values_at(call, even);
+    const uint8_t* next = stop < all.last ? values_at(call, stop) : v;
+    const bf16* values = as_bf16(call, v, next, round_up(stop - even, 2) * call.kv.head_dim, scratch.block);
+    if (call.kv.kind == KvKind::int8) next = (const uint8_t*)values;
+    weigh_block(call, {position, stop}, values, next, scratch);
+    position = stop;
+  }
+}
+
+// A zero that was summed up alone may be -0, and 0 among others.
+PM_INLINE void drop_negative_zeros(float* out, int32_t n) {
+  for (int32_t i = 0; i < n; i += 16) store_f32(out + i, load_f32(out + i) + 0.0f);
+}
+
+void attend(const AttendCall& call) {
+  AttendScratch& scratch = *(AttendScratch*)call.scratch;
+  Span all = find_spans(call, scratch.spans);
+  int32_t n = call.num_rows * call.kv.head_dim;
+  memset(call.out, 0, n * sizeof(float));
+  if (!is_empty(all)) score_split(call, all, scratch);
+  for (int32_t row = 0; row < call.num_rows; row++)
+    softmax_row(call, row, scratch.spans[row], is_empty(all) ? Span{0, 0} : all, scratch.scores + row * kScoreStride,
+                scratch.weights + row * kWeightStride);
+  if (!is_empty(all)) weigh_split(call, all, scratch);
+  drop_negative_zeros(call.out, n);
+}
+
+}  // namespace
+}  // namespace pointsman

@@ -1,0 +1,69 @@
+// Where the positions of a split lie in the pages, and int8 pages widened to bf16.
+#pragma once
+
+#include "ops.h"
+#include "vec.h"
+
+namespace pointsman {
+namespace {
+
+constexpr int kTile = 16;             // positions of one vector of scores
+constexpr int kBlock = 2 * kTile;     // positions that are read together; a block lies in one page
+constexpr int kBlockValues = kBlock * kMaxHeadDim;
+
+// Positions [first, last) of the split, counted from its start.
+struct Span {
+  int32_t first, last;
+};
+
+PM_INLINE bool is_empty(Span span) { return span.first >= span.last; }
+
+PM_INLINE Span clip(Span span, int32_t first, int32_t last) {
+  return {span.first > first ? span.first : first, span.last < last ? span.last : last};
+}
+
+// The bytes of a position and of the block it starts: K's tiles and V's pairs both lie in the order of the positions.
+PM_INLINE int32_t value_bytes(const KvHead& kv) { return kv.kind == KvKind::int8 ? 1 : 2; }
+
+PM_INLINE const uint8_t* page_of(const AttendCall& call, int32_t position) {
+  int32_t page = call.pages[(call.split_start + position) / call.kv.page_size];
+  return call.kv.base + page * call.kv.page_stride;
+}
+
+PM_INLINE int64_t offset_in_page(const AttendCall& call, int32_t position) {
+  int32_t slot = (call.split_start + position) % call.kv.page_size;
+  return (int64_t)slot * call.kv.head_dim * value_bytes(call.kv);
+}
+
+// position: a multiple of 16.
+PM_INLINE const uint8_t* keys_at(const AttendCall& call, int32_t position) {
+  return page_of(call, position) + offset_in_page(call, position);
+}
+
+// position: even.
+PM_INLINE const uint8_t* values_at(const AttendCall& call, int32_t position) {
+  return page_of(call, position) + call.kv.v_offset + offset_in_page(call, position);
+}
+
+// 16 scales of an int8 page. position: a multiple of 16. The scales of positions not yet written may be anything.
+PM_INLINE f32x16 scales_at(const AttendCall& call, int64_t scales_offset, int32_t position) {
+  int32_t slot = (call.split_start + position) % call.kv.page_size;
+  return load_f32((const float*)(page_of(call, position) + scales_offset) + slot);
+}
+
+PM_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+
+// n: a multiple of 64. Exact: bf16 holds 8 bits. Asks for the bytes at `next` meanwhile.
+PM_INLINE void widen(const uint8_t* bytes, const uint8_t* next, int32_t n, bf16* out) {
+  for (int32_t i = 0; i < n; i += 16) {
+    if (i % 64 == 0) prefetch(next + i);
+    i8x16 values;
+    memcpy(&values, bytes + i, 16);
+    f32x16 wide = __builtin_convertvector(__builtin_convertvector(values, i32x16), f32x16);
+    u16x16 upper = __builtin_convertvector((u32x16)wide >> 16, u16x16);
+    memcpy(out + i, &upper, 32);
+  }
+}
+
+}  // namespace
+}  // namespace pointsman
