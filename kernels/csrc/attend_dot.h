@@ -21,6 +21,11 @@ PM_INLINE Pairs splat_pair(const bf16* p) {
 // sum + a[0] * b[0] + a[1] * b[1] in each lane.
 PM_INLINE f32x16 dot_pairs(f32x16 sum, Pairs a, Pairs b) { return (f32x16)_mm512_dpbf16_ps((__m512)sum, a, b); }
 
+PM_INLINE void store_weights(bf16* p, f32x16 v) {
+  __m256bh rounded = _mm512_cvtneps_pbh((__m512)v);
+  memcpy(p, &rounded, 32);
+}
+
 // Rows and vectors that a kernel keeps in registers. More than 6 sums are needed to hide a dot's latency.
 constexpr int kScoreRows = 8, kScoreTiles = 2;
 constexpr int kWeighRows = 6, kWeighVectors = 4;
@@ -40,6 +45,8 @@ PM_INLINE Pairs load_pairs(const bf16* p) {
 PM_INLINE Pairs splat_pair(const bf16* p) { return {splat(bf16_to_f32(p[0])), splat(bf16_to_f32(p[1]))}; }
 
 PM_INLINE f32x16 dot_pairs(f32x16 sum, Pairs a, Pairs b) { return fma16(a.high, b.high, fma16(a.low, b.low, sum)); }
+
+PM_INLINE void store_weights(bf16* p, f32x16 v) { store_bf16(p, v); }
 
 #if defined(__AVX512F__)
 constexpr int kScoreRows = 8, kScoreTiles = 2;

@@ -53,15 +53,27 @@ PM_INLINE f32x16 scales_at(const AttendCall& call, int64_t scales_offset, int32_
 
 PM_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
-// n: a multiple of 64. Exact: bf16 holds 8 bits. Asks for the bytes at `next` meanwhile.
+// Exact: bf16 holds 8 bits.
+PM_INLINE u16x16 widen16(const uint8_t* bytes) {
+#if defined(__AVX512F__)
+  __m512 wide = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)bytes)));
+  return (u16x16)_mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)wide, 16));
+#else
+  i8x16 values;
+  memcpy(&values, bytes, 16);
+  f32x16 wide = __builtin_convertvector(__builtin_convertvector(values, i32x16), f32x16);
+  return __builtin_convertvector((u32x16)wide >> 16, u16x16);
+#endif
+}
+
+// n: a multiple of 64. Asks for the bytes at `next` meanwhile.
 PM_INLINE void widen(const uint8_t* bytes, const uint8_t* next, int32_t n, bf16* out) {
-  for (int32_t i = 0; i < n; i += 16) {
-    if (i % 64 == 0) prefetch(next + i);
-    i8x16 values;
-    memcpy(&values, bytes + i, 16);
-    f32x16 wide = __builtin_convertvector(__builtin_convertvector(values, i32x16), f32x16);
-    u16x16 upper = __builtin_convertvector((u32x16)wide >> 16, u16x16);
-    memcpy(out + i, &upper, 32);
+  for (int32_t i = 0; i < n; i += 64) {
+    prefetch(next + i);
+    for (int j = i; j < i + 64; j += 16) {
+      u16x16 values = widen16(bytes + j);
+      memcpy(out + j, &values, 32);
+    }
   }
 }
 

@@ -1,6 +1,7 @@
 // From a row's scores to its weights: scale, soft cap, mask, maximum, exponential, sum.
 #pragma once
 
+#include "attend_dot.h"
 #include "attend_pages.h"
 
 namespace pointsman {
@@ -18,17 +19,20 @@ PM_INLINE i32x16 lanes_in(Span span, int32_t position) {
   return (i32x16)(positions >= span.first) & (i32x16)(positions < span.last);
 }
 
-PM_INLINE f32x16 cap_scores(f32x16 score, float cap) { return tanh16(score / cap) * cap; }
+// Whether the row sees all 16 positions from this one on.
+PM_INLINE bool is_whole(Span span, int32_t position) { return position >= span.first && position + kTile <= span.last; }
 
 // Scores in place, -inf where the row does not see: what lies there may be anything. Returns the greatest.
-PM_INLINE float finish_scores(const AttendCall& call, Span span, float* scores) {
+template <bool kIsInt8, bool kIsCapped>
+inline float finish_scores(const AttendCall& call, Span span, float* scores) {
   f32x16 greatest = splat(kNothing);
+  const float scale = call.scale, cap = call.soft_cap;
   for (int32_t position = span.first / kTile * kTile; position < span.last; position += kTile) {
     f32x16 score = load_f32(scores + position);
-    if (call.kv.kind == KvKind::int8) score *= scales_at(call, call.kv.k_scales_offset, position);
-    score *= call.scale;
-    if (call.soft_cap != 0) score = cap_scores(score, call.soft_cap);
-    score = select(lanes_in(span, position), score, splat(kNothing));
+    if constexpr (kIsInt8) score *= scales_at(call, call.kv.k_scales_offset, position);
+    score *= scale;
+    if constexpr (kIsCapped) score = tanh16(score / cap) * cap;
+    if (!is_whole(span, position)) score = select(lanes_in(span, position), score, splat(kNothing));
     store_f32(scores + position, score);
     greatest = max16(score, greatest);
   }
@@ -45,21 +49,29 @@ PM_INLINE f32x16 exp_of(f32x16 score, float max) {
 //
 // bf16 pages: of the rounded weights, so that equal values give that value. int8 pages: V's scale goes into the rounded
 // weight, so the sum is of the weights before it. Either way along the vectors, then across the lanes.
-PM_INLINE float write_weights(const AttendCall& call, Span span, const float* scores, float max, bf16* weights) {
+template <bool kIsInt8>
+inline float write_weights(const AttendCall& call, Span span, const float* scores, float max, bf16* weights) {
   f32x16 sum = {};
   for (int32_t position = span.first / kTile * kTile; position < span.last; position += kTile) {
-    i32x16 seen = lanes_in(span, position);
-    f32x16 weight = select(seen, exp_of(load_f32(scores + position), max), splat(0));
-    if (call.kv.kind == KvKind::int8) {
-      f32x16 scaled = weight * scales_at(call, call.kv.v_scales_offset, position);
-      store_bf16(weights + position, select(seen, scaled, splat(0)));
-      sum += weight;
-    } else {
-      store_bf16(weights + position, weight);
-      sum += load_bf16(weights + position);
+    f32x16 weight = exp_of(load_f32(scores + position), max);
+    f32x16 scaled = weight;
+    if constexpr (kIsInt8) scaled *= scales_at(call, call.kv.v_scales_offset, position);
+    if (!is_whole(span, position)) {
+      i32x16 seen = lanes_in(span, position);
+      weight = select(seen, weight, splat(0)), scaled = select(seen, scaled, splat(0));
     }
+    store_weights(weights + position, scaled);
+    sum += kIsInt8 ? weight : load_bf16(weights + position);
   }
   return sum16(sum);
+}
+
+template <bool kIsInt8>
+inline void finish_row(const AttendCall& call, int32_t row, Span span, float* scores, bf16* weights) {
+  float max = call.soft_cap != 0 ? finish_scores<kIsInt8, true>(call, span, scores)
+                                 : finish_scores<kIsInt8, false>(call, span, scores);
+  call.max[row] = max;
+  call.sum[row] = is_empty(span) ? 0 : write_weights<kIsInt8>(call, span, scores, max, weights);
 }
 
 // Scores of the row to weights over `all`, the positions that any row of the call sees: zeros where this one does not.
@@ -69,9 +81,8 @@ PM_INLINE void softmax_row(const AttendCall& call, int32_t row, Span span, Span 
   int32_t last = is_empty(span) ? all_last : round_up(span.last, kTile);
   memset(weights + all_first, 0, (first - all_first) * sizeof(bf16));
   memset(weights + last, 0, (all_last - last) * sizeof(bf16));
-  float max = finish_scores(call, span, scores);
-  call.max[row] = max;
-  call.sum[row] = is_empty(span) ? 0 : write_weights(call, span, scores, max, weights);
+  if (call.kv.kind == KvKind::int8) finish_row<true>(call, row, span, scores, weights);
+  else finish_row<false>(call, row, span, scores, weights);
 }
 
 }  // namespace
