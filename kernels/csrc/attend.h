@@ -49,8 +49,10 @@ struct ScoreArgs {
 template <int kRows, int kTiles>
 inline void score_tiles(const ScoreArgs& a) {
   f32x16 sum[kRows][kTiles] = {};
-  for (int32_t d = 0; d < a.head_dim; d += 2) {
+  int32_t d = 0;
+  do {
     Pairs keys[kTiles];
+#pragma GCC unroll 8
     for (int t = 0; t < kTiles; t++) {
       int64_t at = (int64_t)t * kTile * a.head_dim + kTile * d;
       keys[t] = load_pairs(a.k + at);
@@ -59,10 +61,14 @@ inline void score_tiles(const ScoreArgs& a) {
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; r++) {
       Pairs query = splat_pair(a.q + r * a.head_dim + d);
+#pragma GCC unroll 8
       for (int t = 0; t < kTiles; t++) sum[r][t] = dot_pairs(sum[r][t], keys[t], query);
     }
-  }
+    d += 2;
+  } while (d < a.head_dim);
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; r++)
+#pragma GCC unroll 8
     for (int t = 0; t < kTiles; t++) store_f32(a.scores + r * kScoreStride + t * kTile, sum[r][t]);
 }
 
@@ -106,10 +112,14 @@ struct WeighArgs {
 template <int kRows, int kVectors>
 inline void weigh_columns(const WeighArgs& a) {
   f32x16 sum[kRows][kVectors];
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; r++)
+#pragma GCC unroll 8
     for (int j = 0; j < kVectors; j++) sum[r][j] = load_f32(a.out + r * a.head_dim + j * 16);
-  for (int32_t pair = 0; pair < a.pairs; pair++) {
+  int32_t pair = 0;
+  do {
     Pairs values[kVectors];
+#pragma GCC unroll 8
     for (int j = 0; j < kVectors; j++) {
       int64_t at = (int64_t)pair * 2 * a.head_dim + j * 32;
       values[j] = load_pairs(a.v + at);
@@ -118,10 +128,13 @@ inline void weigh_columns(const WeighArgs& a) {
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; r++) {
       Pairs weight = splat_pair(a.weights + r * kWeightStride + pair * 2);
+#pragma GCC unroll 8
       for (int j = 0; j < kVectors; j++) sum[r][j] = dot_pairs(sum[r][j], values[j], weight);
     }
-  }
+  } while (++pair < a.pairs);  // at least one: the sums stay in registers
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; r++)
+#pragma GCC unroll 8
     for (int j = 0; j < kVectors; j++) store_f32(a.out + r * a.head_dim + j * 16, sum[r][j]);
 }
 
