@@ -208,14 +208,25 @@ PM_INLINE const bf16* as_bf16(const AttendCall& call, const uint8_t* data, const
   return block;
 }
 
+// Few rows wait for memory: 1, 2 or 3 blocks ahead read pages of 32 nearly as fast as a loop that only reads them.
+constexpr int kAhead = 2;
+
+// What to ask for while block `index` is computed: a block that comes kAhead later. The blocks of K come first, then V's.
+PM_INLINE const uint8_t* block_ahead(const AttendCall& call, Span all, int32_t index) {
+  int32_t first = all.first / kBlock, count = (all.last + kBlock - 1) / kBlock - first;
+  index += kAhead;
+  if (index < count) return keys_at(call, (first + index) * kBlock);
+  index = index - count < count ? index - count : count - 1;
+  return values_at(call, (first + index) * kBlock);
+}
+
 PM_INLINE void score_split(const AttendCall& call, Span all, AttendScratch& scratch) {
-  int32_t end = round_up(all.last, kTile);
-  for (int32_t position = all.first / kTile * kTile; position < end;) {
+  int32_t end = round_up(all.last, kTile), index = 0;
+  for (int32_t position = all.first / kTile * kTile; position < end; index++) {
     int32_t stop = position / kBlock * kBlock + kBlock;
     stop = stop < end ? stop : end;
+    const uint8_t* next = block_ahead(call, all, index);
     const uint8_t* k = keys_at(call, position);
-    // After the last keys come the first values.
-    const uint8_t* next = stop < end ? keys_at(call, stop) : values_at(call, all.first / 2 * 2);
     const bf16* keys = as_bf16(call, k, next, (stop - position) * call.kv.head_dim, scratch.block);
     if (call.kv.kind == KvKind::int8) next = (const uint8_t*)keys;
     score_block(call, (stop - position) / kTile, keys, next, scratch.scores + position);
@@ -224,12 +235,13 @@ PM_INLINE void score_split(const AttendCall& call, Span all, AttendScratch& scra
 }
 
 PM_INLINE void weigh_split(const AttendCall& call, Span all, AttendScratch& scratch) {
-  for (int32_t position = all.first; position < all.last;) {
+  int32_t index = (all.last + kBlock - 1) / kBlock - all.first / kBlock;
+  for (int32_t position = all.first; position < all.last; index++) {
     int32_t stop = position / kBlock * kBlock + kBlock;
     stop = stop < all.last ? stop : all.last;
     int32_t even = position / 2 * 2;
+    const uint8_t* next = block_ahead(call, all, index);
     const uint8_t* v = values_at(call, even);
-    const uint8_t* next = stop < all.last ? values_at(call, stop) : v;
     const bf16* values = as_bf16(call, v, next, round_up(stop - even, 2) * call.kv.head_dim, scratch.block);
     if (call.kv.kind == KvKind::int8) next = (const uint8_t*)values;
     weigh_block(call, {position, stop}, values, next, scratch);
