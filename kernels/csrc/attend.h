@@ -46,46 +46,40 @@ struct ScoreArgs {
   float* scores;             // [rows][kScoreStride]
 };
 
-template <int kRows, int kTiles>
-inline void score_tiles(const ScoreArgs& a) {
-  f32x16 sum[kRows][kTiles] = {};
+template <int kRows, int kCount>
+inline void score_parts(const ScoreArgs& a, int32_t part) {
+  Lanes sum[kRows][kCount] = {};
   int32_t d = 0;
   do {
-    Pairs keys[kTiles];
+    Pairs keys[kCount];
 #pragma GCC unroll 8
-    for (int t = 0; t < kTiles; t++) {
-      int64_t at = (int64_t)t * kTile * a.head_dim + kTile * d;
-      keys[t] = load_pairs(a.k + at);
+    for (int j = 0; j < kCount; j++) {
+      int64_t at = (int64_t)(part + j) / kParts * kTile * a.head_dim + kTile * d + (part + j) % kParts * 2 * kLanes;
+      keys[j] = load_pairs(a.k + at);
       prefetch(a.next + at * 2);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; r++) {
-      Pairs query = splat_pair(a.q + r * a.head_dim + d);
+      SplatPair query = splat_pair(a.q + r * a.head_dim + d);
 #pragma GCC unroll 8
-      for (int t = 0; t < kTiles; t++) sum[r][t] = dot_pairs(sum[r][t], keys[t], query);
+      for (int j = 0; j < kCount; j++) sum[r][j] = dot_pairs(sum[r][j], keys[j], query);
     }
     d += 2;
-  } while (d < a.head_dim);
+  } while (d < a.head_dim);  // at least once: else gcc does not keep the sums in registers
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; r++)
 #pragma GCC unroll 8
-    for (int t = 0; t < kTiles; t++) store_f32(a.scores + r * kScoreStride + t * kTile, sum[r][t]);
+    for (int j = 0; j < kCount; j++) store_lanes(a.scores + r * kScoreStride + (part + j) * kLanes, sum[r][j]);
 }
 
 template <int kRows>
-inline void score_rows(int32_t rows, int32_t tiles, ScoreArgs a) {
+inline void score_rows(int32_t rows, int32_t tiles, const ScoreArgs& a) {
   if constexpr (kRows > 1) {
     if (rows < kRows) return score_rows<kRows - 1>(rows, tiles, a);
   }
-  while (tiles > 0) {
-    int32_t step = tiles < kScoreTiles ? 1 : kScoreTiles;
-    if (step == 1) score_tiles<kRows, 1>(a);
-    else score_tiles<kRows, kScoreTiles>(a);
-    tiles -= step;
-    a.k += (int64_t)step * kTile * a.head_dim;
-    a.next += (int64_t)step * kTile * a.head_dim * 2;
-    a.scores += step * kTile;
-  }
+  int32_t part = 0, parts = tiles * kParts;
+  for (; part + kScoreParts <= parts; part += kScoreParts) score_parts<kRows, kScoreParts>(a, part);
+  for (; part < parts; part++) score_parts<kRows, 1>(a, part);
 }
 
 PM_INLINE void score_block(const AttendCall& call, int32_t tiles, const bf16* k, const uint8_t* next, float* scores) {
@@ -109,49 +103,43 @@ struct WeighArgs {
   float* out;                // [rows][head_dim]
 };
 
-template <int kRows, int kVectors>
-inline void weigh_columns(const WeighArgs& a) {
-  f32x16 sum[kRows][kVectors];
+template <int kRows, int kCount>
+inline void weigh_parts(const WeighArgs& a, int32_t part) {
+  Lanes sum[kRows][kCount];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; r++)
 #pragma GCC unroll 8
-    for (int j = 0; j < kVectors; j++) sum[r][j] = load_f32(a.out + r * a.head_dim + j * 16);
+    for (int j = 0; j < kCount; j++) sum[r][j] = load_lanes(a.out + r * a.head_dim + (part + j) * kLanes);
   int32_t pair = 0;
   do {
-    Pairs values[kVectors];
+    Pairs values[kCount];
 #pragma GCC unroll 8
-    for (int j = 0; j < kVectors; j++) {
-      int64_t at = (int64_t)pair * 2 * a.head_dim + j * 32;
+    for (int j = 0; j < kCount; j++) {
+      int64_t at = (int64_t)pair * 2 * a.head_dim + (part + j) * 2 * kLanes;
       values[j] = load_pairs(a.v + at);
       prefetch(a.next + at * 2);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; r++) {
-      Pairs weight = splat_pair(a.weights + r * kWeightStride + pair * 2);
+      SplatPair weight = splat_pair(a.weights + r * kWeightStride + pair * 2);
 #pragma GCC unroll 8
-      for (int j = 0; j < kVectors; j++) sum[r][j] = dot_pairs(sum[r][j], values[j], weight);
+      for (int j = 0; j < kCount; j++) sum[r][j] = dot_pairs(sum[r][j], values[j], weight);
     }
-  } while (++pair < a.pairs);  // at least one: the sums stay in registers
+  } while (++pair < a.pairs);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; r++)
 #pragma GCC unroll 8
-    for (int j = 0; j < kVectors; j++) store_f32(a.out + r * a.head_dim + j * 16, sum[r][j]);
+    for (int j = 0; j < kCount; j++) store_lanes(a.out + r * a.head_dim + (part + j) * kLanes, sum[r][j]);
 }
 
 template <int kRows>
-inline void weigh_rows(int32_t rows, WeighArgs a) {
+inline void weigh_rows(int32_t rows, const WeighArgs& a) {
   if constexpr (kRows > 1) {
     if (rows < kRows) return weigh_rows<kRows - 1>(rows, a);
   }
-  for (int32_t left = a.head_dim / 16; left > 0;) {
-    int32_t step = left < kWeighVectors ? 2 : kWeighVectors;
-    if (step == kWeighVectors) weigh_columns<kRows, kWeighVectors>(a);
-    else weigh_columns<kRows, 2>(a);
-    left -= step;
-    a.v += step * 32;
-    a.next += step * 64;
-    a.out += step * 16;
-  }
+  int32_t part = 0, parts = a.head_dim / kLanes;
+  for (; part + kWeighParts <= parts; part += kWeighParts) weigh_parts<kRows, kWeighParts>(a, part);
+  for (; part < parts; part += 2) weigh_parts<kRows, 2>(a, part);  // head_dim is a multiple of 32
 }
 
 // weights: of the first pair's first position on.

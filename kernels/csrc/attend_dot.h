@@ -6,57 +6,92 @@
 namespace pointsman {
 namespace {
 
+// One register of the instruction set, so that the sums of a kernel can be told to fit: gcc keeps longer vectors in memory.
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__FMA__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+constexpr int kParts = 16 / kLanes;  // registers of 16 floats
+
+typedef float Lanes __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t LaneBits __attribute__((vector_size(kLanes * 4)));
+
+PM_INLINE Lanes load_lanes(const float* p) {
+  Lanes v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+PM_INLINE void store_lanes(float* p, Lanes v) { memcpy(p, &v, sizeof v); }
+
 #if defined(__AVX512BF16__)
 
-typedef __m512bh Pairs;  // 16 pairs
+typedef __m512bh Pairs;      // a pair in each lane
+typedef __m512bh SplatPair;  // the same one in each
 
 PM_INLINE Pairs load_pairs(const bf16* p) { return (Pairs)_mm512_loadu_si512(p); }
 
-PM_INLINE Pairs splat_pair(const bf16* p) {
+PM_INLINE SplatPair splat_pair(const bf16* p) {
   int32_t pair;
   memcpy(&pair, p, 4);
-  return (Pairs)_mm512_set1_epi32(pair);
+  return (SplatPair)_mm512_set1_epi32(pair);
 }
 
 // sum + a[0] * b[0] + a[1] * b[1] in each lane.
-PM_INLINE f32x16 dot_pairs(f32x16 sum, Pairs a, Pairs b) { return (f32x16)_mm512_dpbf16_ps((__m512)sum, a, b); }
+PM_INLINE Lanes dot_pairs(Lanes sum, Pairs a, SplatPair b) { return (Lanes)_mm512_dpbf16_ps((__m512)sum, a, b); }
 
 PM_INLINE void store_weights(bf16* p, f32x16 v) {
   __m256bh rounded = _mm512_cvtneps_pbh((__m512)v);
   memcpy(p, &rounded, 32);
 }
 
-// Rows and vectors that a kernel keeps in registers. More than 6 sums are needed to hide a dot's latency.
-constexpr int kScoreRows = 8, kScoreTiles = 2;
-constexpr int kWeighRows = 6, kWeighVectors = 4;
-
 #else
 
 struct Pairs {
-  f32x16 low, high;  // the first and the second of each pair
+  Lanes low, high;  // the first and the second of each pair
 };
+typedef Pairs SplatPair;
 
 PM_INLINE Pairs load_pairs(const bf16* p) {
-  u32x16 bits;
-  memcpy(&bits, p, 64);
-  return {(f32x16)(bits << 16), (f32x16)(bits & 0xffff0000)};
+  LaneBits bits;
+  memcpy(&bits, p, sizeof bits);
+  return {(Lanes)(bits << 16), (Lanes)(bits & 0xffff0000)};
 }
 
-PM_INLINE Pairs splat_pair(const bf16* p) { return {splat(bf16_to_f32(p[0])), splat(bf16_to_f32(p[1]))}; }
+PM_INLINE SplatPair splat_pair(const bf16* p) {
+  return {bf16_to_f32(p[0]) - (Lanes){}, bf16_to_f32(p[1]) - (Lanes){}};
+}
 
-PM_INLINE f32x16 dot_pairs(f32x16 sum, Pairs a, Pairs b) { return fma16(a.high, b.high, fma16(a.low, b.low, sum)); }
+PM_INLINE Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
+#if defined(__AVX512F__)
+  return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Lanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
+PM_INLINE Lanes dot_pairs(Lanes sum, Pairs a, SplatPair b) {
+  return multiply_add(a.high, b.high, multiply_add(a.low, b.low, sum));
+}
 
 PM_INLINE void store_weights(bf16* p, f32x16 v) { store_bf16(p, v); }
 
-#if defined(__AVX512F__)
-constexpr int kScoreRows = 8, kScoreTiles = 2;
-constexpr int kWeighRows = 4, kWeighVectors = 4;
-#else
-// A vector takes 2 of 16 registers, or 4 of them.
-constexpr int kScoreRows = 4, kScoreTiles = 1;
-constexpr int kWeighRows = 4, kWeighVectors = 1;
 #endif
 
+// Rows and registers of positions or of d that a kernel sums at a time: more than 6 sums hide the latency of a dot.
+#if defined(__AVX512BF16__)
+constexpr int kScoreRows = 8, kScoreParts = 2;
+constexpr int kWeighRows = 6, kWeighParts = 4;
+#elif defined(__AVX512F__)
+constexpr int kScoreRows = 8, kScoreParts = 2;
+constexpr int kWeighRows = 4, kWeighParts = 4;
+#else
+constexpr int kScoreRows = 4, kScoreParts = 2;
+constexpr int kWeighRows = 4, kWeighParts = 2;
 #endif
 
 }  // namespace
