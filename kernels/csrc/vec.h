@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 #include <string.h>
-#if defined(__FMA__)
+#if defined(__FMA__) || defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -14,6 +14,7 @@
 
 typedef uint16_t bf16;  // the upper half of a float
 
+typedef float f32x4 __attribute__((vector_size(16)));
 typedef float f32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
@@ -52,11 +53,14 @@ PM_INLINE f32x16 load_bf16(const bf16* p) {
   return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
 }
 
+// All ones where v is a NaN. By arithmetic: gcc compares vectors longer than the target's one lane at a time.
+PM_INLINE i32x16 nan_lanes(f32x16 v) { return (0x7f800000 - ((i32x16)v & 0x7fffffff)) >> 31; }
+
 PM_INLINE u16x16 to_bf16(f32x16 v) {
   u32x16 bits = (u32x16)v;
   u32x16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   u32x16 quiet_nan = (bits >> 16) | 0x40;
-  u32x16 is_nan = (u32x16)((bits & 0x7fffffff) > 0x7f800000);
+  u32x16 is_nan = (u32x16)nan_lanes(v);
   return __builtin_convertvector((is_nan & quiet_nan) | (~is_nan & rounded), u16x16);
 }
 PM_INLINE void store_bf16(bf16* p, f32x16 v) {
@@ -84,9 +88,22 @@ PM_INLINE f32x16 fma16(f32x16 a, f32x16 b, f32x16 c) {
 #endif
 }
 
+// b where either is a NaN.
 PM_INLINE f32x16 max16(f32x16 a, f32x16 b) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  __m256 x[2], y[2];
+  memcpy(x, &a, 64), memcpy(y, &b, 64);
+  for (int i = 0; i < 2; i++) x[i] = _mm256_max_ps(x[i], y[i]);
+  memcpy(&a, x, 64);
+  return a;
+#elif defined(__SSE2__)
+  __m128 x[4], y[4];
+  memcpy(x, &a, 64), memcpy(y, &b, 64);
+  for (int i = 0; i < 4; i++) x[i] = _mm_max_ps(x[i], y[i]);
+  memcpy(&a, x, 64);
+  return a;
 #else
   return select(a > b, a, b);
 #endif
@@ -94,6 +111,18 @@ PM_INLINE f32x16 max16(f32x16 a, f32x16 b) {
 PM_INLINE f32x16 min16(f32x16 a, f32x16 b) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  __m256 x[2], y[2];
+  memcpy(x, &a, 64), memcpy(y, &b, 64);
+  for (int i = 0; i < 2; i++) x[i] = _mm256_min_ps(x[i], y[i]);
+  memcpy(&a, x, 64);
+  return a;
+#elif defined(__SSE2__)
+  __m128 x[4], y[4];
+  memcpy(x, &a, 64), memcpy(y, &b, 64);
+  for (int i = 0; i < 4; i++) x[i] = _mm_min_ps(x[i], y[i]);
+  memcpy(&a, x, 64);
+  return a;
 #else
   return select(a < b, a, b);
 #endif
@@ -102,18 +131,18 @@ PM_INLINE f32x16 abs16(f32x16 a) { return (f32x16)((i32x16)a & 0x7fffffff); }
 
 // The lanes' sum, halves onto halves: one order on every instruction set.
 PM_INLINE float sum16(f32x16 v) {
-  float x[16];
-  store_f32(x, v);
-  for (int width = 8; width > 0; width /= 2)
-    for (int i = 0; i < width; i++) x[i] += x[i + width];
-  return x[0];
+  f32x4 x[4];
+  memcpy(x, &v, 64);
+  f32x4 sum = (x[0] + x[2]) + (x[1] + x[3]);
+  return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 }
 PM_INLINE float max_of16(f32x16 v) {
-  float x[16];
-  store_f32(x, v);
-  for (int width = 8; width > 0; width /= 2)
-    for (int i = 0; i < width; i++) x[i] = x[i] > x[i + width] ? x[i] : x[i + width];
-  return x[0];
+  f32x4 x[4];
+  memcpy(x, &v, 64);
+  for (int i = 1; i < 4; i++) x[0] = x[i] > x[0] ? x[i] : x[0];
+  float greatest = x[0][0];
+  for (int i = 1; i < 4; i++) greatest = x[0][i] > greatest ? x[0][i] : greatest;
+  return greatest;
 }
 
 // e^x to 2e-7 relative for x in [-87, 88]; below it is the smallest, e^-87. 0 only where the caller masks.
