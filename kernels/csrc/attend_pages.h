@@ -59,6 +59,19 @@ PM_INLINE u16x16 widen16(const uint8_t* bytes) {
 #if defined(__AVX512F__)
   __m512 wide = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)bytes)));
   return (u16x16)_mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)wide, 16));
+#elif defined(__SSE2__)
+  const __m128i zero = _mm_setzero_si128(), values = _mm_loadu_si128((const __m128i*)bytes);
+  __m128i half[2] = {_mm_unpacklo_epi8(zero, values), _mm_unpackhi_epi8(zero, values)};  // * 2^8, in 16 bits
+  for (int i = 0; i < 2; i++) {
+    __m128i low = _mm_srai_epi32(_mm_unpacklo_epi16(zero, half[i]), 24);
+    __m128i high = _mm_srai_epi32(_mm_unpackhi_epi16(zero, half[i]), 24);
+    low = _mm_srai_epi32(_mm_castps_si128(_mm_cvtepi32_ps(low)), 16);
+    high = _mm_srai_epi32(_mm_castps_si128(_mm_cvtepi32_ps(high)), 16);
+    half[i] = _mm_packs_epi32(low, high);
+  }
+  u16x16 wide;
+  memcpy(&wide, half, 32);
+  return wide;
 #else
   i8x16 values;
   memcpy(&values, bytes, 16);

@@ -16,7 +16,7 @@ constexpr float kNothing = -__builtin_inff();
 PM_INLINE i32x16 lanes_in(Span span, int32_t position) {
   const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   i32x16 positions = lane + position;
-  return (i32x16)(positions >= span.first) & (i32x16)(positions < span.last);
+  return (~(positions - span.first) & (positions - span.last)) >> 31;  // signs: not before the first, before the last
 }
 
 // Whether the row sees all 16 positions from this one on.
@@ -42,7 +42,7 @@ inline float finish_scores(const AttendCall& call, Span span, float* scores) {
 // e^(score - max). exp16() takes a NaN for a small number: a score that is none must show in the output.
 PM_INLINE f32x16 exp_of(f32x16 score, float max) {
   f32x16 x = score - max;
-  return select((i32x16)(x == x), exp16(x), x);
+  return select(nan_lanes(x), x, exp16(x));
 }
 
 // The weights of the positions that the row sees, in bf16; returns their sum.
