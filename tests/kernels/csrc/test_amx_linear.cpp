@@ -1,0 +1,277 @@
+// The amx table's linear(): against sums in double, and bit for bit against itself for other numbers of rows.
+//
+// With -DPM_EMULATE_AMX on tiles in software, which are first checked against a scalar model of their own.
+#include "amx_linear.h"
+
+#include <float.h>
+#include <math.h>
+
+#include <algorithm>
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "aligned.h"
+#include "check.h"
+
+using namespace pointsman;
+
+namespace {
+
+std::mt19937 chance(5);
+
+float uniform(float low, float high) { return std::uniform_real_distribution<float>(low, high)(chance); }
+int pick(int n) { return std::uniform_int_distribution<int>(0, n - 1)(chance); }
+
+bf16 bf16_bits(uint32_t bits) { return (bf16)bits; }
+
+// What values a test is made of. `input`s may be anything; weights are finite, as those of a model are.
+struct Values {
+  const char* name;
+  std::function<bf16()> input, weight;
+  bool is_finite;
+};
+
+bf16 normal() { return f32_to_bf16(uniform(-1, 1)); }
+bf16 tiny() { return f32_to_bf16(ldexpf(uniform(-1, 1), -50 - pick(30))); }           // products of them are denormal
+bf16 denormal() { return bf16_bits((pick(2) << 15) | pick(0x80)); }
+bf16 huge() { return f32_to_bf16(ldexpf(uniform(-1, 1), 60 + pick(60))); }
+bf16 opposite() { return f32_to_bf16(pick(2) ? 1000.5f : -1000.5f); }                 // most of a sum cancels
+bf16 any_finite() { return bf16_bits((pick(2) << 15) | pick(0x7f80)); }
+bf16 infinite_at_times() { return pick(200) ? normal() : bf16_bits(0x7f80 | pick(2) << 15); }
+bf16 nan_at_times() { return pick(200) ? normal() : bf16_bits(0x7fc0); }
+bf16 zero_or_tiny() { return pick(2) ? bf16_bits(pick(2) << 15) : tiny(); }
+
+const Values kValues[] = {
+    {"normal", normal, normal, true},
+    {"tiny", tiny, tiny, true},
+    {"denormal", [] { return pick(2) ? denormal() : normal(); }, [] { return pick(2) ? denormal() : normal(); }, true},
+    {"huge", huge, huge, false},
+    {"cancelling", opposite, [] { return pick(4) ? f32_to_bf16(3.0f) : normal(); }, true},
+    {"any finite", any_finite, any_finite, false},
+    {"infinite inputs", infinite_at_times, normal, false},
+    {"NaN inputs", nan_at_times, normal, false},
+    {"signed zeros", zero_or_tiny, zero_or_tiny, true},
+};
+
+// A linear, unpacked and packed.
+struct Case {
+  int32_t n, k, k_padded, n_padded;
+  std::vector<bf16> plain;       // [n][k]
+  std::vector<int8_t> quantised;
+  Aligned<uint8_t> data;
+  Aligned<float> scales, bias;
+  Aligned<int32_t> compensation;
+  PackedWeight weight = {};
+
+  Case(int32_t n, int32_t k) : n(n), k(k), k_padded(round_up(k, 64)), n_padded(round_up(n, 32)) {
+    weight.n = n, weight.k = k, weight.n_padded = n_padded, weight.k_padded = k_padded;
+  }
+};
+
+Case bf16_case(int32_t n, int32_t k, const Values& values) {
+  Case c(n, k);
+  c.weight.panel_bytes = (int64_t)c.k_padded * 32;
+  c.data = Aligned<uint8_t>(c.n_padded / 16 * c.weight.panel_bytes);
+  c.plain.resize((size_t)n * k);
+  for (bf16& w : c.plain) w = values.weight();
+  for (int32_t row = 0; row < n; row++)
+    for (int32_t i = 0; i < k; i++) {
+      bf16* panel = (bf16*)(c.data.data() + row / 16 * c.weight.panel_bytes);
+      panel[i / 2 * 32 + row % 16 * 2 + i % 2] = c.plain[(size_t)row * k + i];
+    }
+  c.weight.data = c.data.data();
+  return c;
+}
+
+Case int8_case(int32_t n, int32_t k) {
+  Case c(n, k);
+  c.weight.kind = WeightKind::int8;
+  c.weight.panel_bytes = (int64_t)c.k_padded * 16;
+  c.data = Aligned<uint8_t>(c.n_padded / 16 * c.weight.panel_bytes);
+  c.scales = Aligned<float>(c.n_padded), c.compensation = Aligned<int32_t>(c.n_padded);
+  c.quantised.resize((size_t)n * k);
+  for (int8_t& w : c.quantised) w = (int8_t)(pick(255) - 127);
+  for (int32_t row = 0; row < n; row++) {
+    c.scales[row] = uniform(0.001f, 0.1f);
+    for (int32_t i = 0; i < k; i++) {
+      int8_t w = c.quantised[(size_t)row * k + i];
+      c.data[row / 16 * c.weight.panel_bytes + i / 4 * 64 + row % 16 * 4 + i % 4] = (uint8_t)w;
+      c.compensation[row] += 128 * w;
+    }
+  }
+  c.weight.data = c.data.data(), c.weight.scales = c.scales.data(), c.weight.compensation = c.compensation.data();
+  return c;
+}
+
+void add_bias(Case& c) {
+  c.bias = Aligned<float>(c.n_padded);
+  for (int32_t i = 0; i < c.n; i++) c.bias[i] = uniform(-1, 1);
+  c.weight.bias = c.bias.data();
+}
+
+struct Inputs {
+  int32_t rows;
+  Aligned<bf16> values;
+  Aligned<int8_t> quantised;
+  Aligned<float> scales;
+};
+
+Inputs inputs_of(const Case& c, int32_t rows, const Values& values) {
+  Inputs in = {rows, Aligned<bf16>((size_t)rows * c.k_padded), Aligned<int8_t>((size_t)rows * c.k_padded),
+               Aligned<float>(rows)};
+  for (int32_t row = 0; row < rows; row++) {
+    for (int32_t i = 0; i < c.k; i++) in.values[(size_t)row * c.k_padded + i] = values.input();
+    if (c.weight.kind == WeightKind::int8)
+      quantise_row(&in.values[(size_t)row * c.k_padded], c.k_padded, &in.quantised[(size_t)row * c.k_padded],
+                   &in.scales[row]);
+  }
+  return in;
+}
+
+LinearCall call_of(const Case& c, const Inputs& in, int32_t first_row = 0) {
+  LinearCall call = {};
+  call.weight = &c.weight;
+  call.in.values = in.values.data() + (size_t)first_row * c.k_padded;
+  call.in.quantised = in.quantised.data() + (size_t)first_row * c.k_padded;
+  call.in.scales = in.scales.data() + first_row;
+  call.in.stride = c.k_padded;
+  call.out_stride = c.n_padded;
+  return call;
+}
+
+// In calls of `step` rows; each call's inputs are memory of its own, so that a sanitizer sees a read beyond its rows.
+std::vector<float> run(const Case& c, const Inputs& in, int32_t step, int32_t pairs_per_call) {
+  std::vector<float> out((size_t)in.rows * c.n_padded, -1);
+  for (int32_t row = 0; row < in.rows; row += step) {
+    int32_t rows = std::min(step, in.rows - row);
+    LinearCall call = call_of(c, in, row);
+    std::vector<bf16> own_values(call.in.values, call.in.values + (size_t)rows * c.k_padded);
+    std::vector<int8_t> own_bytes(call.in.quantised, call.in.quantised + (size_t)rows * c.k_padded);
+    call.in.values = own_values.data(), call.in.quantised = own_bytes.data();
+    call.out = out.data() + (size_t)row * c.n_padded;
+    for (int32_t pair = 0; pair < c.n_padded / kPair; pair += pairs_per_call)
+      amx_linear(call, pair, std::min(pair + pairs_per_call, c.n_padded / kPair), 0, rows);
+  }
+  return out;
+}
+
+// Any NaN is as good as another: which one comes out, no manual says.
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  for (size_t i = 0; i < a.size(); i++)
+    if (memcmp(&a[i], &b[i], 4) != 0 && !(isnan(a[i]) && isnan(b[i]))) {
+      printf("  at %zu: %a and %a\n", i, a[i], b[i]);
+      return false;
+    }
+  return true;
+}
+
+double exact_sum(const Case& c, const Inputs& in, int32_t row, int32_t n, double* magnitude) {
+  double sum = 0;
+  *magnitude = 0;
+  for (int32_t i = 0; i < c.k; i++) {
+    double product;
+    if (c.weight.kind == WeightKind::int8)
+      product = (double)c.quantised[(size_t)n * c.k + i] * ((uint8_t)in.quantised[(size_t)row * c.k_padded + i] - 128);
+    else
+      product = (double)bf16_to_f32(c.plain[(size_t)n * c.k + i]) * bf16_to_f32(in.values[(size_t)row * c.k_padded + i]);
+    sum += product, *magnitude += fabs(product);
+  }
+  if (c.weight.kind != WeightKind::int8) return sum;
+  *magnitude = fabs(sum * c.scales[n] * in.scales[row]);
+  return sum * c.scales[n] * in.scales[row];
+}
+
+void check_against_doubles(const Case& c, const Inputs& in, const std::vector<float>& out) {
+  const double lost_denormals = 2.0 * c.k * FLT_MIN;  // each product and each sum may lose one
+  for (int32_t row = 0; row < in.rows; row++)
+    for (int32_t n = 0; n < c.n; n++) {
+      double magnitude, sum = exact_sum(c, in, row, n, &magnitude);
+      if (c.weight.bias) sum += c.bias[n], magnitude += fabs(c.bias[n]);
+      float y = out[(size_t)row * c.n_padded + n];
+      CHECK(fabs(y - sum) <= 1e-5 * magnitude + lost_denormals, "row %d, output %d: %g, not %g", row, n, y, sum);
+    }
+}
+
+void check_rows_alone_and_together(Case c, int32_t rows, const Values& values) {
+  Inputs in = inputs_of(c, rows, values);
+  std::vector<float> alone = run(c, in, 1, 64);
+  for (int32_t step : {2, 3, 5, 16, 17, 31, 32, 33, 50, 64, 70})
+    if (step <= rows || step == 2) {
+      bool same = same_bits(alone, run(c, in, step, 64)) && same_bits(alone, run(c, in, step, 1)) &&
+                  same_bits(alone, run(c, in, step, 5));
+      CHECK(same, "%s, n %d, k %d, %d rows together", values.name, c.n, c.k, step);
+    }
+  if (values.is_finite) check_against_doubles(c, in, alone);
+}
+
+// gate and add, whose formulas are epilogue.h's: rows alone as rows together.
+void check_epilogue(Epilogue epilogue, Activation activation) {
+  Case c = bf16_case(96, 128, kValues[0]);
+  Inputs in = inputs_of(c, 37, kValues[0]);
+  std::vector<float> sums[2];
+  std::vector<bf16> gated[2];
+  for (int together = 0; together < 2; together++) {
+    sums[together].assign(37 * 96, 0.25f), gated[together].assign(37 * 48, 0);
+    LinearCall call = call_of(c, in);
+    call.epilogue = epilogue, call.activation = activation;
+    call.out = sums[together].data(), call.gated = gated[together].data();
+    call.out_stride = epilogue == Epilogue::gate ? 48 : 96;
+    for (int32_t row = 0; row < 37; row += together ? 37 : 1) amx_linear(call, 0, 3, row, together ? 37 : row + 1);
+  }
+  CHECK(same_bits(sums[0], sums[1]) && gated[0] == gated[1], "epilogue %d", (int)epilogue);
+  CHECK(epilogue == Epilogue::gate ? gated[0][5] != 0 : sums[0][5] != 0.25f, "epilogue %d", (int)epilogue);
+}
+
+#if defined(PM_EMULATE_AMX)
+float without_denormals(float x) { return fabsf(x) < FLT_MIN ? copysignf(0, x) : x; }
+
+// TDPBF16PS by hand, for one output.
+float scalar_dot(float sum, const bf16* a, const bf16* b_column) {
+  float parts[2] = {0, 0};
+  for (int k = 0; k < 16; k++)
+    for (int half = 0; half < 2; half++) {
+      float x = without_denormals(bf16_to_f32(a[2 * k + half]));
+      float w = without_denormals(bf16_to_f32(b_column[32 * k + half]));
+      parts[half] = without_denormals(fmaf(x, w, parts[half]));
+    }
+  return without_denormals(sum + without_denormals(parts[0] + parts[1]));
+}
+
+void check_emulation(const Values& values) {
+  alignas(64) bf16 a[16 * 32], b[16 * 32];
+  alignas(64) float sums[16 * 16], expected[16 * 16];
+  for (bf16& x : a) x = values.input();
+  for (bf16& x : b) x = values.weight();
+  for (float& x : sums) x = without_denormals(bf16_to_f32(values.input()));
+  for (int row = 0; row < 16; row++)
+    for (int n = 0; n < 16; n++) expected[row * 16 + n] = scalar_dot(sums[row * 16 + n], a + row * 32, b + n * 2);
+  configure_tiles({16, 16});
+  load_tile<0>(sums, 64), load_tile<4>(a, 64), load_tile<6>(b, 64);
+  dot_tiles_bf16<0, 4, 6>();
+  store_tile<0>(sums, 64);
+  CHECK(same_bits(std::vector<float>(sums, sums + 256), std::vector<float>(expected, expected + 256)), "%s", values.name);
+}
+#endif
+
+}  // namespace
+
+int main() {
+  enter_tiles();
+#if defined(PM_EMULATE_AMX)
+  for (const Values& values : kValues)
+    for (int i = 0; i < 50; i++) check_emulation(values);
+#endif
+  for (const Values& values : kValues) check_rows_alone_and_together(bf16_case(160, 200, values), 70, values);
+  check_rows_alone_and_together(bf16_case(352, 1400, kValues[0]), 70, kValues[0]);  // k in chunks, with a shorter last
+  Case with_bias = bf16_case(33, 64, kValues[0]);
+  add_bias(with_bias);
+  check_rows_alone_and_together(std::move(with_bias), 35, kValues[0]);
+  check_rows_alone_and_together(int8_case(160, 200), 70, kValues[0]);
+  check_rows_alone_and_together(int8_case(352, 2700), 70, kValues[0]);
+  check_epilogue(Epilogue::add, Activation::silu);
+  check_epilogue(Epilogue::gate, Activation::silu);
+  check_epilogue(Epilogue::gate, Activation::gelu_tanh);
+  leave_tiles();
+  return finish_checks();
+}
