@@ -1,22 +1,15 @@
 // Pairs of bf16 and their dot product: all that attention needs of an instruction set beyond vec.h.
 #pragma once
 
+#include "linear_lanes.h"
 #include "vec.h"
 
 namespace pointsman {
 namespace {
 
-// One register of the instruction set, so that the sums of a kernel can be told to fit: gcc keeps longer vectors in memory.
-#if defined(__AVX512F__)
-constexpr int kLanes = 16;
-#elif defined(__FMA__)
-constexpr int kLanes = 8;
-#else
-constexpr int kLanes = 4;
-#endif
 constexpr int kParts = 16 / kLanes;  // registers of 16 floats
 
-typedef float Lanes __attribute__((vector_size(kLanes * 4)));
+typedef Floats Lanes;  // one register
 typedef uint32_t LaneBits __attribute__((vector_size(kLanes * 4)));
 
 PM_INLINE Lanes load_lanes(const float* p) {
@@ -62,16 +55,6 @@ PM_INLINE Pairs load_pairs(const bf16* p) {
 
 PM_INLINE SplatPair splat_pair(const bf16* p) {
   return {bf16_to_f32(p[0]) - (Lanes){}, bf16_to_f32(p[1]) - (Lanes){}};
-}
-
-PM_INLINE Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
-#if defined(__AVX512F__)
-  return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-  return (Lanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#else
-  return a * b + c;
-#endif
 }
 
 PM_INLINE Lanes dot_pairs(Lanes sum, Pairs a, SplatPair b) {
