@@ -62,6 +62,8 @@ class SchedulerConfig:
         policy: fcfs, or priority: the more urgent first, and a waiting request may take the place of a less urgent one.
         priority_order: higher-first or lower-first: which end of the numbers is urgent.
         delay_factor: A new request waits this many times the last prompt step's duration while others run; 0 = off.
+        target_itl_ms: Prompts get no more of a step than keeps the gap between a running stream's tokens at so many
+            milliseconds, as measured while serving; 0 = off.
         async_scheduling: Schedule the next step while this one executes; None = where it measures faster.
         enable_cascade_attn: Count the leading KV blocks that all rows of a step share, for kernels that read them once.
     """
@@ -74,6 +76,7 @@ class SchedulerConfig:
     policy: str = "fcfs"
     priority_order: str = "higher-first"
     delay_factor: float = 0.0
+    target_itl_ms: float = 0.0
     async_scheduling: bool | None = None
     enable_cascade_attn: bool = False
 
@@ -123,6 +126,7 @@ class EngineConfig:
 
     def _check_scheduling(self) -> None:
         sched = self.scheduler
+        self._check_target_itl()
         if sched.policy not in POLICIES:
             raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, not {sched.policy!r}")
         if sched.priority_order not in PRIORITY_ORDERS:
@@ -140,6 +144,16 @@ class EngineConfig:
                 )
         if not (math.isfinite(sched.delay_factor) and sched.delay_factor >= 0.0):
             raise ConfigError(f"delay_factor must be a number of at least 0, not {sched.delay_factor}")
+
+    def _check_target_itl(self) -> None:
+        sched = self.scheduler
+        if not (math.isfinite(sched.target_itl_ms) and sched.target_itl_ms >= 0.0):
+            raise ConfigError(f"target_itl_ms must be a number of at least 0, not {sched.target_itl_ms}")
+        if sched.target_itl_ms and not sched.enable_chunked_prefill:
+            raise ConfigError(
+                f"target_itl_ms ({sched.target_itl_ms:g}) cuts prompts, but enable_chunked_prefill is off: "
+                "drop either"
+            )
 
     def resolve(self, *, trained_model_len: int) -> EngineConfig:
         """Return a new config with the context length settled, and check it against the rest.

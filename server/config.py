@@ -171,6 +171,14 @@ class ServerConfig:
         metavar="FACTOR",
         shown_default="0",
     )
+    target_itl_ms: float = _flag(
+        _SCHEDULER.target_itl_ms,
+        parse_factor,
+        "Prompts get no more of a step than keeps the gap between a running stream's tokens at so many milliseconds; "
+        "0 = off.",
+        metavar="MS",
+        shown_default="0",
+    )
     async_scheduling: bool | None = _flag(
         _SCHEDULER.async_scheduling,
         parse_bool_or_auto,
@@ -234,6 +242,7 @@ class ServerConfig:
                 policy=self.scheduling_policy,
                 priority_order=self.priority_order,
                 delay_factor=self.delay_factor,
+                target_itl_ms=self.target_itl_ms,
                 async_scheduling=self.async_scheduling,
             ),
             device=DeviceConfig(self.backend, self.num_threads),

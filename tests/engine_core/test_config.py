@@ -35,6 +35,12 @@ def test_resolve_settles_the_context_and_leaves_the_original_alone() -> None:
         (replace(CONFIG, scheduler=SchedulerConfig(priority_order="lower-first")), "no effect under fcfs"),
         (replace(CONFIG, scheduler=SchedulerConfig(delay_factor=-0.5)), "delay_factor"),
         (replace(CONFIG, scheduler=SchedulerConfig(delay_factor=float("nan"))), "delay_factor"),
+        (replace(CONFIG, scheduler=SchedulerConfig(target_itl_ms=-1.0)), "target_itl_ms must be"),
+        (replace(CONFIG, scheduler=SchedulerConfig(target_itl_ms=float("inf"))), "target_itl_ms must be"),
+        (
+            replace(CONFIG, scheduler=SchedulerConfig(enable_chunked_prefill=False, target_itl_ms=40.0)),
+            "target_itl_ms \\(40\\).*enable_chunked_prefill is off",
+        ),
         (
             replace(CONFIG, scheduler=SchedulerConfig(enable_chunked_prefill=False, max_chunk_size=64)),
             "max_chunk_size \\(64\\).*enable_chunked_prefill is off",

@@ -33,7 +33,7 @@ def test_every_setting_reaches_the_engine() -> None:
         *("--max-num-batched-tokens", "2_048", "--max-num-seqs", "8", "--max-chunk-size", "256"),
         *("--long-prefill-token-threshold", "128"),
         *("--scheduling-policy", "priority", "--priority-order", "lower-first"),
-        *("--delay-factor", "0.5", "--async-scheduling"),
+        *("--delay-factor", "0.5", "--target-itl-ms", "40", "--async-scheduling"),
         *("--backend", "torch", "--num-threads", "3"),
     )
     engine = config.to_engine_config(Path("m"))
@@ -49,6 +49,7 @@ def test_every_setting_reaches_the_engine() -> None:
     assert engine.scheduler.max_num_batched_tokens == 2048
     assert (engine.scheduler.policy, engine.scheduler.priority_order) == ("priority", "lower-first")
     assert (engine.scheduler.delay_factor, engine.scheduler.async_scheduling) == (0.5, True)
+    assert engine.scheduler.target_itl_ms == 40.0
 
 
 def test_a_flag_beats_its_variable_which_beats_the_default() -> None:
@@ -98,6 +99,7 @@ def test_sizes_are_read_with_units(text: str, num_bytes: int) -> None:
         (["--delay-factor", "inf"], "--delay-factor: must be a finite number of at least 0, not inf"),
         (["--delay-factor", "nan"], "--delay-factor: must be a finite number of at least 0, not nan"),
         (["--delay-factor", "long"], "--delay-factor: must be a number of at least 0, not 'long'"),
+        (["--target-itl-ms", "-1"], "--target-itl-ms: must be a finite number of at least 0, not -1"),
         (["--backend", "abacus"], "--backend: invalid choice"),
         (["--max-num-seqs", "0"], "--max-num-seqs: must be at least 1"),
         (["--num-threads", "100000"], "--num-threads: must be 0 to 1024, not 100000"),

@@ -5,6 +5,7 @@ from engine_core.scheduler.constraint import Constraint
 from engine_core.scheduler.constraints.cascade import CommonPrefix
 from engine_core.scheduler.constraints.chunking import ChunkLimit, WholePrompt
 from engine_core.scheduler.constraints.delay import DelayFactor
+from engine_core.scheduler.constraints.target_itl import TargetItl
 
 
 def build_constraints(config: SchedulerConfig, *, block_size: int) -> list[Constraint]:
@@ -17,6 +18,8 @@ def build_constraints(config: SchedulerConfig, *, block_size: int) -> list[Const
         constraints.append(ChunkLimit(min(limits)))
     if config.delay_factor > 0.0:
         constraints.append(DelayFactor(config.delay_factor))
+    if config.target_itl_ms > 0.0:
+        constraints.append(TargetItl(config.target_itl_ms / 1e3))
     if config.enable_cascade_attn:
         constraints.append(CommonPrefix(block_size))
     return constraints
