@@ -69,6 +69,8 @@ def test_plain_decodes_do_not_blur_what_a_prompt_costs() -> None:
         decode = StepLoad(4, 400 + num_tokens % 4000)
         cost.learn(decode, take_s(decode))
     assert cost.predict(prompt) == pytest.approx(take_s(prompt), rel=0.05)
+    cost.learn(prompt, 1.35 * take_s(prompt))
+    assert cost.predict(prompt) < 1.2 * take_s(prompt), "nor do they make the next one count for all"
 
 
 def test_one_odd_step_moves_little_and_a_second_one_is_believed() -> None:
