@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 DecodeIds = Callable[[list[int]], str]
 
@@ -17,6 +17,26 @@ _MAX_PART_TOKENS = 3
 _MAX_PENDING_TOKENS = 64
 
 
+class OwnTexts(dict[int, str | None]):
+    """Token id -> its text, for tokens that say the same wherever they stand; None for parts of characters.
+
+    Filled as tokens come. Only for decoders that join the bytes of their tokens: there, complete characters are all
+    that a token needs to stand alone.
+
+    Args:
+        decode: As IncrementalDetokenizer's.
+    """
+
+    def __init__(self, decode: DecodeIds) -> None:
+        super().__init__()
+        self._decode = decode
+
+    def __missing__(self, token_id: int) -> str | None:
+        text = self._decode([token_id])
+        self[token_id] = own = None if REPLACEMENT in text else text
+        return own
+
+
 class IncrementalDetokenizer:
     """One output's text as its tokens come.
 
@@ -28,12 +48,21 @@ class IncrementalDetokenizer:
     Args:
         decode: Ids to text, with special tokens skipped and U+FFFD where bytes are no character.
         prompt_token_ids: The prompt; its end is context, never output.
+        own_texts: See OwnTexts; none where a token's text depends on the one before it. With them most tokens cost a
+            look-up, 0.2 us instead of 6, and the context never matters.
 
     Source: the prefix and read offsets of text-generation-inference's ``decode_token``.
     """
 
-    def __init__(self, decode: DecodeIds, prompt_token_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        decode: DecodeIds,
+        prompt_token_ids: Sequence[int] = (),
+        *,
+        own_texts: Mapping[int, str | None] | None = None,
+    ) -> None:
         self._decode = decode
+        self._own_texts = own_texts
         self._context = _take_context(decode, prompt_token_ids)
         self._context_text = decode(self._context) if self._context else ""
         self._pending: list[int] = []
@@ -41,6 +70,8 @@ class IncrementalDetokenizer:
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """Take new tokens and return the text that is certain now; may be empty."""
+        if len(token_ids) == 1:
+            return self._feed_one(token_ids[0])
         # One by one: a stray byte spoils complete characters that are decoded with it, so what a client reads would
         # depend on how many tokens a step brought.
         return "".join(map(self._feed_one, token_ids))
@@ -50,6 +81,10 @@ class IncrementalDetokenizer:
         return self._commit(self._pending_text()) if self._pending else ""
 
     def _feed_one(self, token_id: int) -> str:
+        if self._own_texts is not None and not self._pending:
+            own = self._own_texts[token_id]
+            if own is not None:
+                return own
         self._pending.append(token_id)
         text = self._pending_text()
         stable = text.rstrip(REPLACEMENT)

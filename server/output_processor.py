@@ -40,6 +40,7 @@ class _LiveRequest:
             n=request.n,
         )
         self._request = request
+        self._is_plain = request.stop_strings.is_empty and params.num_logprobs is None
         self._text = OutputText(
             decoder,
             request.stop_strings.fork(),
@@ -56,6 +57,10 @@ class _LiveRequest:
             output: Everything else.
         """
         record, reason = self.record, output.finish_reason
+        if output is _GOES_ON and self._is_plain:  # nearly every token of nearly every request
+            text = self._text.read_plain(token_ids)
+            record.num_output_tokens += len(token_ids)
+            return GenerationOutput(text, record.num_output_tokens, None, None, record.num_cached_tokens)
         record.num_cached_tokens = max(record.num_cached_tokens, output.num_cached_tokens)
         if output.first_scheduled_time is not None:
             record.first_scheduled_time = output.first_scheduled_time

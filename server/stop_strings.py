@@ -45,6 +45,11 @@ class StopStrings:
         self._state = 0
         self._held = ""
 
+    @property
+    def is_empty(self) -> bool:
+        """There are none: every text goes through as it is."""
+        return self._start_of_any is None
+
     def fork(self) -> StopStrings:
         """Return one for another text, at no cost: the automaton, large and never changed, is shared."""
         other = copy.copy(self)

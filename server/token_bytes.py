@@ -31,6 +31,11 @@ def build_token_bytes(pipeline: tokenizers.Tokenizer) -> Callable[[int], bytes]:
     return token_bytes
 
 
+def joins_bytes(pipeline: tokenizers.Tokenizer) -> bool:
+    """Tell whether a text is its tokens' bytes joined, whichever tokens stand next to each other."""
+    return _decoder_types(pipeline) == {"ByteLevel"}
+
+
 def _decoder_types(pipeline: tokenizers.Tokenizer) -> set[str]:
     decoder = pipeline.decoder
     state: Any = json.loads(decoder.__getstate__()) if decoder is not None else {}

@@ -14,10 +14,10 @@ import tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from engine_core import CheckpointError
-from server.detokenizer import IncrementalDetokenizer
+from server.detokenizer import IncrementalDetokenizer, OwnTexts
 from server.gguf_tokenizer import rebuild_tokenizer
 from server.json_text import scrub_surrogates
-from server.token_bytes import build_token_bytes
+from server.token_bytes import build_token_bytes, joins_bytes
 
 # So few are decoded in 1 ms, and each token of an answer is.
 _MAX_INLINE_IDS = 4096
@@ -58,6 +58,7 @@ class Tokenizer:
         pipeline.no_padding()
         self._pipeline = pipeline
         self._token_bytes = build_token_bytes(pipeline)
+        self._own_texts = OwnTexts(self.decode) if joins_bytes(pipeline) else None
         self.bos_token = bos_token
         self.eos_token = eos_token
         self.chat_template = chat_template
@@ -136,6 +137,8 @@ class Tokenizer:
         Args:
             prompt_token_ids: The prompt that it continues: some tokenizers need it to keep the first word's space.
         """
+        if self._own_texts is not None:
+            return IncrementalDetokenizer(self.decode, own_texts=self._own_texts)
         return IncrementalDetokenizer(self.decode, prompt_token_ids)
 
 

@@ -236,6 +236,7 @@ class _BenchServer:
         stages["engine loop"] = engine_s - sum(map(stages.__getitem__, named))
         stages["HTTP and event loop"] = time.thread_time() - stages["text"]
         stages["total"] = cpu.user + cpu.system
+        stages["of it in the kernel"] = cpu.system
         stages["other threads"] = time.process_time() - time.thread_time() - engine_s
         return {"stages": stages, "num_steps": self._runner.num_steps}
 
