@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from json.encoder import encode_basestring
 from typing import Any
 
 from pydantic_core import from_json
@@ -54,6 +55,11 @@ def decode_json(body: bytes) -> Any:
 def encode_json(value: Any) -> bytes:
     """Encode as compact UTF-8; a lone surrogate leaves as U+FFFD."""
     return scrub_surrogates(_ENCODER.encode(value)).encode()
+
+
+def encode_json_string(text: str) -> bytes:
+    """Encode as encode_json does, only faster."""
+    return encode_basestring(scrub_surrogates(text)).encode()
 
 
 def encode_long_json(value: Any) -> bytes:

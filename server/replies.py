@@ -52,6 +52,11 @@ class ReplyOptions:
     has_usage: bool = False
     has_continuous_usage: bool = False
 
+    @property
+    def tells_text_only(self) -> bool:
+        """See ReplyShape."""
+        return not (self.has_logprobs or self.has_prompt_logprobs or self.has_continuous_usage)
+
 
 @dataclass(slots=True)
 class Choice:
@@ -125,6 +130,10 @@ def build_usage(choices: Sequence[Choice]) -> dict[str, Any]:
 class ReplyShape(Protocol):
     """How one endpoint's replies look."""
 
+    @property
+    def tells_text_only(self) -> bool:
+        """Whether a chunk between a choice's first and last output tells its text and nothing else that changes."""
+
     def build_reply(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Return the whole answer."""
 
@@ -175,6 +184,10 @@ class CompletionShape:
         self._base = _build_base(head, "text_completion")
         self._options = options
         self._prompt_tokens = _PromptTokens(token_bytes)
+
+    @property
+    def tells_text_only(self) -> bool:
+        return self._options.tells_text_only
 
     def build_reply(self, choices: Sequence[Choice]) -> dict[str, Any]:
         built = [self._build_whole(index, choice) for index, choice in enumerate(choices)]
@@ -232,6 +245,10 @@ class ChatShape:
         self._stream_base = _build_base(head, "chat.completion.chunk")
         self._options = options
         self._prompt_tokens = _PromptTokens(token_bytes)
+
+    @property
+    def tells_text_only(self) -> bool:
+        return self._options.tells_text_only
 
     def build_reply(self, choices: Sequence[Choice]) -> dict[str, Any]:
         built = [

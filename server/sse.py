@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.json_text import encode_json
+from server.json_text import encode_json, encode_json_string
 
 DONE = b"data: [DONE]\n\n"
 # A comment line: clients skip it, proxies count it as traffic.
@@ -17,8 +17,29 @@ _SEPARATORS = {"\u2028".encode(): rb"\u2028", "\u2029".encode(): rb"\u2029", "\u
 
 def build_event(value: Any) -> bytes:
     """Return one event whose data is `value` as JSON, which never contains a line break of any kind."""
-    data = encode_json(value)
+    return b"data: " + _escape_separators(encode_json(value)) + b"\n\n"
+
+
+class TextEvent:
+    """Events that differ in one text only: the bytes around it are made once.
+
+    Args:
+        value: One of them, with PLACEHOLDER for its text. No text after that may hold it.
+    """
+
+    PLACEHOLDER = "\ue000text\ue000"
+
+    def __init__(self, value: Any) -> None:
+        self._head, found, self._tail = build_event(value).rpartition(encode_json_string(self.PLACEHOLDER))
+        assert found, "an event without its text"
+
+    def build(self, text: str) -> bytes:
+        """Return the event with this text, as build_event would."""
+        return self._head + _escape_separators(encode_json_string(text)) + self._tail
+
+
+def _escape_separators(data: bytes) -> bytes:
     if not data.isascii():
         for separator, escape in _SEPARATORS.items():
             data = data.replace(separator, escape)
-    return b"data: " + data + b"\n\n"
+    return data

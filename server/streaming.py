@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from starlette.responses import StreamingResponse
@@ -20,7 +19,7 @@ from server.engine_client import EngineClient
 from server.errors import ClientGoneError, ErrorKind, RequestError, as_request_error, build_error_body
 from server.generation import GenerationOutput, GenerationRequest
 from server.replies import Choice, ReplyShape, create_choices
-from server.sse import DONE, PING, build_event
+from server.sse import DONE, PING, TextEvent, build_event
 
 T = TypeVar("T")
 IndexedOutputs = AsyncGenerator[tuple[int, GenerationOutput], None]
@@ -81,15 +80,14 @@ async def build_events(
 ) -> AsyncGenerator[bytes, None]:
     """Run requests and yield their event stream, ``[DONE]`` included; errors as collect_choices."""
     choices = create_choices(requests)
-    is_first = [True] * len(choices)
+    tellers = [_Teller(shape, index, choice) for index, choice in enumerate(choices)]
     has_prompts = requests[0].engine_request.sampling_params.num_prompt_logprobs is not None
     async with aclosing(generate_all(engine_client, requests)) as outputs:
         async for index, output in _hold_followers(outputs, choices) if has_prompts else outputs:
-            choices[index].note(output)
-            build = partial(_build_chunks, shape, index, choices[index], output, is_first=is_first[index])
+            teller = tellers[index]
             # A prompt's logprobs can be many.
-            events = await asyncio.to_thread(build) if has_prompts and is_first[index] else build()
-            is_first[index] = False
+            is_long = has_prompts and teller.is_first
+            events = await asyncio.to_thread(teller.tell, output) if is_long else teller.tell(output)
             if events:
                 yield events
     if has_usage:
@@ -97,8 +95,35 @@ async def build_events(
     yield DONE
 
 
-def _build_chunks(shape: ReplyShape, index: int, choice: Choice, output: GenerationOutput, *, is_first: bool) -> bytes:
-    return b"".join(map(build_event, shape.build_chunks(index, choice, output, is_first=is_first)))
+class _Teller:
+    """Tells one choice's outputs as events.
+
+    Attributes:
+        is_first: Nothing has been told.
+    """
+
+    def __init__(self, shape: ReplyShape, index: int, choice: Choice) -> None:
+        self._shape = shape
+        self._index = index
+        self._choice = choice
+        self._text_event: TextEvent | None = None
+        self.is_first = True
+
+    def tell(self, output: GenerationOutput) -> bytes:
+        """Return the events of the next output; may be none."""
+        if self._text_event is not None and output.finish_reason is None:
+            return self._text_event.build(output.text) if output.text else b""
+        self._choice.note(output)
+        chunks = self._shape.build_chunks(self._index, self._choice, output, is_first=self.is_first)
+        if self.is_first and output.finish_reason is None and self._shape.tells_text_only:
+            self._text_event = self._build_text_event()
+        self.is_first = False
+        return b"".join(map(build_event, chunks))
+
+    def _build_text_event(self) -> TextEvent:
+        sample = GenerationOutput(TextEvent.PLACEHOLDER, self._choice.num_output_tokens)
+        (chunk,) = self._shape.build_chunks(self._index, self._choice, sample, is_first=False)
+        return TextEvent(chunk)
 
 
 async def _hold_followers(outputs: IndexedOutputs, choices: Sequence[Choice]) -> IndexedOutputs:
@@ -125,9 +150,15 @@ async def generate_all(engine_client: EngineClient, requests: Sequence[Generatio
         RequestError: One of them ended by an error or was aborted by the server.
         EngineDeadError: The engine died.
     """
-    merged = _generate_one(engine_client, requests[0]) if len(requests) == 1 else _merge(engine_client, requests)
-    async with aclosing(merged) as outputs:
-        async for index, output in outputs:
+    if len(requests) == 1:  # without the layers that others need: each costs every token
+        async with aclosing(engine_client.generate(requests[0])) as own:
+            async for output in own:
+                if output.finish_reason is not None:
+                    _check_success(output)
+                yield 0, output
+        return
+    async with aclosing(_merge(engine_client, requests)) as merged:
+        async for index, output in merged:
             _check_success(output)
             yield index, output
 
@@ -160,6 +191,7 @@ class _EventWriter:
         self._timing = timing
         self._lock = asyncio.Lock()
         self._has_started = False
+        self._time = asyncio.get_running_loop().time
         self._last_sent_s = 0.0
 
     async def run(self, events: AsyncGenerator[bytes, None]) -> None:
@@ -184,27 +216,21 @@ class _EventWriter:
         await asyncio.sleep(self._timing.header_wait_s)
         if not self._has_started:
             await self._send(PING)
-        time = asyncio.get_running_loop().time
         while True:
-            await asyncio.sleep(max(self._last_sent_s + self._timing.ping_interval_s - time(), 0))
+            await asyncio.sleep(max(self._last_sent_s + self._timing.ping_interval_s - self._time(), 0))
             # An event may have gone out meanwhile.
-            if time() >= self._last_sent_s + self._timing.ping_interval_s:
+            if self._time() >= self._last_sent_s + self._timing.ping_interval_s:
                 await self._send(PING)
 
     async def _send(self, body: bytes, *, more_body: bool = True) -> None:
-        # The lock keeps a ping from overtaking the start message while that waits for the socket.
-        async with self._lock:
-            if not self._has_started:
-                await self._send_message(self._start)
-                self._has_started = True
-            await self._send_message({"type": "http.response.body", "body": body, "more_body": more_body})
-            self._last_sent_s = asyncio.get_running_loop().time()
-
-
-async def _generate_one(engine_client: EngineClient, request: GenerationRequest) -> IndexedOutputs:
-    async with aclosing(engine_client.generate(request)) as outputs:
-        async for output in outputs:
-            yield 0, output
+        if not self._has_started:
+            # The lock keeps a ping from overtaking the start message while that waits for the socket.
+            async with self._lock:
+                if not self._has_started:
+                    await self._send_message(self._start)
+                    self._has_started = True
+        await self._send_message({"type": "http.response.body", "body": body, "more_body": more_body})
+        self._last_sent_s = self._time()
 
 
 async def _merge(engine_client: EngineClient, requests: Sequence[GenerationRequest]) -> IndexedOutputs:
