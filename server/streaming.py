@@ -50,15 +50,31 @@ async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) ->
     Raises:
         ClientGoneError: The client left first.
     """
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(_wait_for_disconnect(receive))
+    # The work stays in this task: another one, and waiting for both, costs more than a token.
+    task = asyncio.current_task()
+    assert task is not None, "coroutines run in tasks"
+    has_left = has_ended = False
+
+    def leave(watch: asyncio.Task[None]) -> None:
+        nonlocal has_left
+        if not watch.cancelled():
+            watch.exception()  # a connection that fails is one that is gone
+            has_left = True
+        if has_left and not has_ended:
+            task.cancel()
+
+    watch = asyncio.create_task(_wait_for_disconnect(receive))
+    watch.add_done_callback(leave)
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGoneError
-        return task.result()
+        return await work
+    except asyncio.CancelledError:
+        # Somebody else may have cancelled this task too, and is to hear of it.
+        if has_left and task.uncancel() == 0:
+            raise ClientGoneError from None
+        raise
     finally:
-        await _cancel(task, gone)
+        has_ended = True
+        watch.cancel()
 
 
 async def collect_choices(engine_client: EngineClient, requests: Sequence[GenerationRequest]) -> list[Choice]:
@@ -191,8 +207,9 @@ class _EventWriter:
         self._timing = timing
         self._lock = asyncio.Lock()
         self._has_started = False
-        self._time = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
         self._last_sent_s = 0.0
+        self._ping: asyncio.Task[None] | None = None
 
     async def run(self, events: AsyncGenerator[bytes, None]) -> None:
         try:
@@ -204,23 +221,26 @@ class _EventWriter:
         await self._send(b"", more_body=False)
 
     async def _write_all(self, events: AsyncGenerator[bytes, None]) -> None:
-        pinger = asyncio.create_task(self._ping())
+        self._silence = self._loop.call_later(self._timing.header_wait_s, self._break_silence)
         try:
             async with aclosing(events):
                 async for event in events:
                     await self._send(event)
         finally:
-            await _cancel(pinger)
+            self._silence.cancel()
+            if self._ping is not None:
+                await _cancel(self._ping)
 
-    async def _ping(self) -> None:
-        await asyncio.sleep(self._timing.header_wait_s)
-        if not self._has_started:
-            await self._send(PING)
-        while True:
-            await asyncio.sleep(max(self._last_sent_s + self._timing.ping_interval_s - self._time(), 0))
-            # An event may have gone out meanwhile.
-            if self._time() >= self._last_sent_s + self._timing.ping_interval_s:
-                await self._send(PING)
+    def _break_silence(self) -> None:
+        """Ping if nothing has been sent for as long as allowed; look again when that may be so."""
+        now, interval_s = self._loop.time(), self._timing.ping_interval_s
+        if not self._has_started or now >= self._last_sent_s + interval_s:
+            # One that still waits for the socket is enough.
+            if self._ping is None or self._ping.done():
+                self._ping = asyncio.create_task(self._send(PING))
+            self._silence = self._loop.call_later(interval_s, self._break_silence)
+        else:
+            self._silence = self._loop.call_at(self._last_sent_s + interval_s, self._break_silence)
 
     async def _send(self, body: bytes, *, more_body: bool = True) -> None:
         if not self._has_started:
@@ -230,7 +250,7 @@ class _EventWriter:
                     await self._send_message(self._start)
                     self._has_started = True
         await self._send_message({"type": "http.response.body", "body": body, "more_body": more_body})
-        self._last_sent_s = self._time()
+        self._last_sent_s = self._loop.time()
 
 
 async def _merge(engine_client: EngineClient, requests: Sequence[GenerationRequest]) -> IndexedOutputs:

@@ -20,7 +20,9 @@ def build_router(route: GenerationRoute) -> APIRouter:
     async def create_chat_completion(request: Request) -> Response:
         """Answer a conversation."""
         wire = await route.reader.read(request, parse_chat)
-        admitted = await run_while_connected(request.receive, route.admission.admit_chat(wire))
+        admitted = route.admission.try_admit_chat(wire)
+        if admitted is None:
+            admitted = await run_while_connected(request.receive, route.admission.admit_chat(wire))
         return await route.answer(request, wire, admitted, ChatShape)
 
     return router

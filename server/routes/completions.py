@@ -20,7 +20,9 @@ def build_router(route: GenerationRoute) -> APIRouter:
     async def create_completion(request: Request) -> Response:
         """Continue one or several prompts."""
         wire = await route.reader.read(request, parse_completion)
-        admitted = await run_while_connected(request.receive, route.admission.admit_completion(wire))
+        admitted = route.admission.try_admit_completion(wire)
+        if admitted is None:
+            admitted = await run_while_connected(request.receive, route.admission.admit_completion(wire))
         return await route.answer(request, wire, admitted, CompletionShape, echo=bool(wire.echo))
 
     return router

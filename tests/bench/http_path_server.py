@@ -161,7 +161,7 @@ def run(pipe: Connection, *, model: str | None, max_num_seqs: int, step_s: float
         return
     import cProfile
 
-    profiler = cProfile.Profile()
+    profiler = cProfile.Profile(time.thread_time)
     profiler.runcall(server.run)
     profiler.dump_stats(profile)
 

@@ -76,6 +76,30 @@ async def test_work_whose_client_leaves_is_cancelled() -> None:
         await run_while_connected(connection.receive, asyncio.Event().wait())
 
 
+async def test_a_client_that_leaves_as_the_work_ends_cancels_nothing_that_comes_after() -> None:
+    connection = Connection()
+
+    async def leave_at_the_end() -> int:
+        await asyncio.sleep(0)
+        connection.gone.set()
+        # The watcher sees it now, and is done when this goes on; what it calls then comes too late.
+        await asyncio.sleep(0)
+        return 1
+
+    assert await run_while_connected(connection.receive, leave_at_the_end()) == 1
+    await asyncio.sleep(0)
+    assert not asyncio.current_task().cancelling()  # type: ignore[union-attr]
+
+
+async def test_who_cancels_the_task_from_outside_is_told_so() -> None:
+    connection = Connection()
+    running = asyncio.create_task(run_while_connected(connection.receive, asyncio.Event().wait()))
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
 async def test_a_stream_ends_quietly_and_is_cleaned_up_when_the_client_leaves() -> None:
     connection, events = Connection(), Events()
     running = asyncio.create_task(connection.run(EventStream(events.generate(), timing=StreamTiming())))
