@@ -12,6 +12,9 @@ from server.routes.probes import ProbeRoute
 
 # Whoever connects may send any word as a method, and any path: what is not ours is one series.
 OTHER = "other"
+# The scope's key for the server's own `send`. Once an answer has begun, no middleware looks at what follows: whoever
+# sends a message a token goes past them all.
+DIRECT_SEND = "pointsman.send"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -41,6 +44,7 @@ class HttpMetricsMiddleware:
             await self._app(scope, receive, send)
             return
         started = self._clock()
+        scope[DIRECT_SEND] = send
         status = 500  # what a client sees of an exception before the answer's head
 
         async def send_noted(message: Message) -> None:

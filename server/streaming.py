@@ -18,6 +18,7 @@ from engine_core import FinishReason
 from server.engine_client import EngineClient
 from server.errors import ClientGoneError, ErrorKind, RequestError, as_request_error, build_error_body
 from server.generation import GenerationOutput, GenerationRequest
+from server.http_metrics import DIRECT_SEND
 from server.replies import Choice, ReplyShape, create_choices
 from server.sse import DONE, PING, TextEvent, build_event
 
@@ -50,31 +51,32 @@ async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) ->
     Raises:
         ClientGoneError: The client left first.
     """
-    # The work stays in this task: another one, and waiting for both, costs more than a token.
-    task = asyncio.current_task()
-    assert task is not None, "coroutines run in tasks"
-    has_left = has_ended = False
+    # A task of its own, not this one: what wakes this one passes through all layers between it and the socket.
+    task = asyncio.create_task(work)
+    has_left = False
 
     def leave(watch: asyncio.Task[None]) -> None:
         nonlocal has_left
         if not watch.cancelled():
             watch.exception()  # a connection that fails is one that is gone
-            has_left = True
-        if has_left and not has_ended:
-            task.cancel()
+            has_left = task.cancel()
 
     watch = asyncio.create_task(_wait_for_disconnect(receive))
     watch.add_done_callback(leave)
     try:
-        return await work
+        return await task
     except asyncio.CancelledError:
-        # Somebody else may have cancelled this task too, and is to hear of it.
-        if has_left and task.uncancel() == 0:
+        # Somebody may have cancelled this task too, and is to hear of it.
+        if has_left and not _is_cancelled():
             raise ClientGoneError from None
         raise
     finally:
-        has_ended = True
         watch.cancel()
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def collect_choices(engine_client: EngineClient, requests: Sequence[GenerationRequest]) -> list[Choice]:
@@ -194,15 +196,16 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start: Message = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        writer = _EventWriter(send, start, self._timing)
+        writer = _EventWriter(send, scope.get(DIRECT_SEND, send), start, self._timing)
         # Headers may be out, and starlette takes any error after them for a failure, with a traceback in the log.
         with suppress(ClientGoneError):
             await run_while_connected(receive, writer.run(self._events))
 
 
 class _EventWriter:
-    def __init__(self, send: Send, start: Message, timing: StreamTiming) -> None:
-        self._send_message = send
+    def __init__(self, send: Send, send_body: Send, start: Message, timing: StreamTiming) -> None:
+        self._send_start = send
+        self._send_body = send_body
         self._start = start
         self._timing = timing
         self._lock = asyncio.Lock()
@@ -247,9 +250,9 @@ class _EventWriter:
             # The lock keeps a ping from overtaking the start message while that waits for the socket.
             async with self._lock:
                 if not self._has_started:
-                    await self._send_message(self._start)
+                    await self._send_start(self._start)
                     self._has_started = True
-        await self._send_message({"type": "http.response.body", "body": body, "more_body": more_body})
+        await self._send_body({"type": "http.response.body", "body": body, "more_body": more_body})
         self._last_sent_s = self._loop.time()
 
 

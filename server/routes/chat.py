@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 from server.openapi import describe_body
 from server.protocol import parse_chat
 from server.replies import ChatShape
+from server.routes.direct_route import DirectRoute
 from server.routes.generation import GenerationRoute
 from server.streaming import run_while_connected
 from server.wire_types import ChatRequest
@@ -14,7 +15,7 @@ from server.wire_types import ChatRequest
 
 def build_router(route: GenerationRoute) -> APIRouter:
     """Return the router of this endpoint."""
-    router = APIRouter(tags=["generation"])
+    router = APIRouter(tags=["generation"], route_class=DirectRoute)
 
     @router.post("/v1/chat/completions", openapi_extra=describe_body(ChatRequest))
     async def create_chat_completion(request: Request) -> Response:
