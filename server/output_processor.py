@@ -27,7 +27,13 @@ _GOES_ON = EngineCoreOutput("", [])
 
 
 class _LiveRequest:
-    """One registered request: its text so far, and the figures that its outputs and metrics need."""
+    """One registered request: its text so far, and the figures that its outputs and metrics need.
+
+    Attributes:
+        stream: What its consumer takes.
+        record: Its figures.
+        is_plain: A token is its text and nothing else: no stop strings, no logprobs.
+    """
 
     def __init__(self, request: GenerationRequest, decoder: DecodeStream, token_bytes: TokenBytes) -> None:
         engine_request, params = request.engine_request, request.engine_request.sampling_params
@@ -40,7 +46,8 @@ class _LiveRequest:
             n=request.n,
         )
         self._request = request
-        self._is_plain = request.stop_strings.is_empty and params.num_logprobs is None
+        self.is_plain = request.stop_strings.is_empty and params.num_logprobs is None
+        self._feed = decoder.feed
         self._text = OutputText(
             decoder,
             request.stop_strings.fork(),
@@ -57,10 +64,6 @@ class _LiveRequest:
             output: Everything else.
         """
         record, reason = self.record, output.finish_reason
-        if output is _GOES_ON and self._is_plain:  # nearly every token of nearly every request
-            text = self._text.read_plain(token_ids)
-            record.num_output_tokens += len(token_ids)
-            return GenerationOutput(text, record.num_output_tokens, None, None, record.num_cached_tokens)
         record.num_cached_tokens = max(record.num_cached_tokens, output.num_cached_tokens)
         if output.first_scheduled_time is not None:
             record.first_scheduled_time = output.first_scheduled_time
@@ -72,6 +75,13 @@ class _LiveRequest:
             return self._build(piece, FinishReason.STOP, piece.stop_string, output)
         record.num_output_tokens += len(token_ids)
         return self._build(piece, reason, output.stop_token_id, output)
+
+    def advance_plain(self, token_id: int) -> GenerationOutput:
+        """Do the same with one token that says nothing else, for requests that are plain."""
+        record = self.record
+        text = self._feed((token_id,))
+        record.num_output_tokens = num_tokens = record.num_output_tokens + 1
+        return GenerationOutput(text, num_tokens, None, None, record.num_cached_tokens)
 
     def _shown(self, token_ids: list[int], output: EngineCoreOutput) -> list[int]:
         if output.finish_reason is not FinishReason.STOP:
@@ -161,8 +171,14 @@ class OutputProcessor:
         for output in outputs.outputs:
             if self._deliver(output.request_id, output.new_token_ids, output, now, record):
                 to_abort.append(output.request_id)
+        live_requests = self._live
         for request_id, token_id in zip(outputs.token_req_ids, outputs.token_ids, strict=True):
-            if self._deliver(request_id, [token_id], _GOES_ON, now, record):
+            live = live_requests.get(request_id)
+            if live is not None and live.is_plain:  # nearly every token of nearly every request
+                is_over = self._deliver_plain(live, token_id, now, record)
+            else:
+                is_over = self._deliver(request_id, [token_id], _GOES_ON, now, record)
+            if is_over:
                 to_abort.append(request_id)
         stats = outputs.stats
         if outputs.engine_error is not None:
@@ -190,13 +206,7 @@ class OutputProcessor:
         try:
             generated = live.advance(token_ids, output)
         except Exception:  # the tokenizer's, and it may cost nobody else their step
-            logger.exception("request %s: its tokens could not be turned into text", request_id)
-            generated = GenerationOutput(
-                text="",
-                num_output_tokens=live.record.num_output_tokens,
-                finish_reason=FinishReason.ERROR,
-                error="The tokens of this request could not be turned into text.",
-            )
+            generated = _build_failure(live.record)
         if token_ids:
             self._count_tokens(live.record, live.record.num_output_tokens - num_before, now, record)
         live.stream.put(generated)
@@ -204,6 +214,18 @@ class OutputProcessor:
             return False
         self._end(request_id, generated.finish_reason, now, record)
         return output.finish_reason is None
+
+    def _deliver_plain(self, live: _LiveRequest, token_id: int, now: float, record: StepRecord) -> bool:
+        """_deliver, of a line for a request that is plain."""
+        try:
+            generated = live.advance_plain(token_id)
+        except Exception:
+            live.stream.put(_build_failure(live.record))
+            self._end(live.record.request_id, FinishReason.ERROR, now, record)
+            return True
+        self._count_tokens(live.record, 1, now, record)
+        live.stream.put(generated)
+        return False
 
     def _count_tokens(self, request: RequestRecord, num_tokens: int, now: float, step: StepRecord) -> None:
         step.num_generation_tokens += num_tokens
@@ -225,3 +247,14 @@ class OutputProcessor:
         ended.finish_reason, ended.end_time = reason, now
         record.ended.append(ended)
         log_request_end(ended)
+
+
+def _build_failure(record: RequestRecord) -> GenerationOutput:
+    """Return the end of a request whose tokens cannot be turned into text; call where the reason is being handled."""
+    logger.exception("request %s: its tokens could not be turned into text", record.request_id)
+    return GenerationOutput(
+        text="",
+        num_output_tokens=record.num_output_tokens,
+        finish_reason=FinishReason.ERROR,
+        error="The tokens of this request could not be turned into text.",
+    )

@@ -32,7 +32,8 @@ class OutputStream:
             self._merge(self._latest, output)
         self._latest = output
         self._is_ended = output.finish_reason is not None
-        self._wake_up()
+        if self._waiter is not None:
+            self._wake_up()
 
     def fail(self, error: Exception) -> None:
         """End with an exception, raised once all that came before it has been taken."""

@@ -78,10 +78,6 @@ class OutputText:
         self._num_shown = 0  # characters, never more
         self._held_tokens: deque[TokenText] = deque()
 
-    def read_plain(self, token_ids: Sequence[int]) -> str:
-        """Take tokens that are not the last and return their text: read, for texts without stop strings and logprobs."""
-        return self._decoder.feed(token_ids)
-
     def read(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None = None, *, is_last: bool = False
     ) -> Piece:

@@ -93,19 +93,26 @@ async def collect_choices(engine_client: EngineClient, requests: Sequence[Genera
     return choices
 
 
-async def build_events(
+def build_events(
     engine_client: EngineClient, requests: Sequence[GenerationRequest], shape: ReplyShape, *, has_usage: bool
 ) -> AsyncGenerator[bytes, None]:
     """Run requests and yield their event stream, ``[DONE]`` included; errors as collect_choices."""
+    build = _build_events_of_one if len(requests) == 1 else _build_events_of_many
+    return build(engine_client, requests, shape, has_usage=has_usage)
+
+
+async def _build_events_of_one(
+    engine_client: EngineClient, requests: Sequence[GenerationRequest], shape: ReplyShape, *, has_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    # Without the layers that others need: each costs every token.
     choices = create_choices(requests)
-    tellers = [_Teller(shape, index, choice) for index, choice in enumerate(choices)]
-    has_prompts = requests[0].engine_request.sampling_params.num_prompt_logprobs is not None
-    async with aclosing(generate_all(engine_client, requests)) as outputs:
-        async for index, output in _hold_followers(outputs, choices) if has_prompts else outputs:
-            teller = tellers[index]
-            # A prompt's logprobs can be many.
-            is_long = has_prompts and teller.is_first
-            events = await asyncio.to_thread(teller.tell, output) if is_long else teller.tell(output)
+    teller = _Teller(shape, 0, choices[0])
+    has_prompts = _has_prompt_logprobs(requests)
+    async with aclosing(engine_client.generate(requests[0])) as outputs:
+        async for output in outputs:
+            if output.finish_reason is not None:
+                _check_success(output)
+            events = await teller.tell_beside(output) if has_prompts else teller.tell(output)
             if events:
                 yield events
     if has_usage:
@@ -113,30 +120,51 @@ async def build_events(
     yield DONE
 
 
-class _Teller:
-    """Tells one choice's outputs as events.
+async def _build_events_of_many(
+    engine_client: EngineClient, requests: Sequence[GenerationRequest], shape: ReplyShape, *, has_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    choices = create_choices(requests)
+    tellers = [_Teller(shape, index, choice) for index, choice in enumerate(choices)]
+    has_prompts = _has_prompt_logprobs(requests)
+    async with aclosing(generate_all(engine_client, requests)) as outputs:
+        async for index, output in _hold_followers(outputs, choices) if has_prompts else outputs:
+            teller = tellers[index]
+            events = await teller.tell_beside(output) if has_prompts else teller.tell(output)
+            if events:
+                yield events
+    if has_usage:
+        yield build_event(shape.build_usage_chunk(choices))
+    yield DONE
 
-    Attributes:
-        is_first: Nothing has been told.
-    """
+
+def _has_prompt_logprobs(requests: Sequence[GenerationRequest]) -> bool:
+    return requests[0].engine_request.sampling_params.num_prompt_logprobs is not None
+
+
+class _Teller:
+    """Tells one choice's outputs as events."""
 
     def __init__(self, shape: ReplyShape, index: int, choice: Choice) -> None:
         self._shape = shape
         self._index = index
         self._choice = choice
         self._text_event: TextEvent | None = None
-        self.is_first = True
+        self._is_first = True
 
     def tell(self, output: GenerationOutput) -> bytes:
         """Return the events of the next output; may be none."""
         if self._text_event is not None and output.finish_reason is None:
             return self._text_event.build(output.text) if output.text else b""
         self._choice.note(output)
-        chunks = self._shape.build_chunks(self._index, self._choice, output, is_first=self.is_first)
-        if self.is_first and output.finish_reason is None and self._shape.tells_text_only:
+        chunks = self._shape.build_chunks(self._index, self._choice, output, is_first=self._is_first)
+        if self._is_first and output.finish_reason is None and self._shape.tells_text_only:
             self._text_event = self._build_text_event()
-        self.is_first = False
+        self._is_first = False
         return b"".join(map(build_event, chunks))
+
+    async def tell_beside(self, output: GenerationOutput) -> bytes:
+        """Do the same, the first time in a thread: a prompt's logprobs can be many."""
+        return await asyncio.to_thread(self.tell, output) if self._is_first else self.tell(output)
 
     def _build_text_event(self) -> TextEvent:
         sample = GenerationOutput(TextEvent.PLACEHOLDER, self._choice.num_output_tokens)
@@ -168,13 +196,6 @@ async def generate_all(engine_client: EngineClient, requests: Sequence[Generatio
         RequestError: One of them ended by an error or was aborted by the server.
         EngineDeadError: The engine died.
     """
-    if len(requests) == 1:  # without the layers that others need: each costs every token
-        async with aclosing(engine_client.generate(requests[0])) as own:
-            async for output in own:
-                if output.finish_reason is not None:
-                    _check_success(output)
-                yield 0, output
-        return
     async with aclosing(_merge(engine_client, requests)) as merged:
         async for index, output in merged:
             _check_success(output)
@@ -228,7 +249,12 @@ class _EventWriter:
         try:
             async with aclosing(events):
                 async for event in events:
-                    await self._send(event)
+                    if not self._has_started:
+                        await self._send(event)
+                        continue
+                    # As _send, without its call: once a token.
+                    await self._send_body({"type": "http.response.body", "body": event, "more_body": True})
+                    self._last_sent_s = self._loop.time()
         finally:
             self._silence.cancel()
             if self._ping is not None:
