@@ -55,28 +55,22 @@ PM_INLINE f32x16 scales_at(const AttendCall& call, int64_t scales_offset, int32_
 PM_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 1); }
 
 // Exact: bf16 holds 8 bits.
-PM_INLINE u16x16 widen16(const uint8_t* bytes) {
+PM_INLINE void widen16(const uint8_t* bytes, bf16* out) {
 #if defined(__AVX512F__)
   __m512 wide = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)bytes)));
-  return (u16x16)_mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)wide, 16));
+  _mm256_storeu_si256((__m256i*)out, _mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)wide, 16)));
 #elif defined(__SSE2__)
   const __m128i zero = _mm_setzero_si128(), values = _mm_loadu_si128((const __m128i*)bytes);
-  __m128i half[2] = {_mm_unpacklo_epi8(zero, values), _mm_unpackhi_epi8(zero, values)};  // * 2^8, in 16 bits
+  const __m128i half[2] = {_mm_unpacklo_epi8(zero, values), _mm_unpackhi_epi8(zero, values)};  // * 2^8, in 16 bits
   for (int i = 0; i < 2; i++) {
     __m128i low = _mm_srai_epi32(_mm_unpacklo_epi16(zero, half[i]), 24);
     __m128i high = _mm_srai_epi32(_mm_unpackhi_epi16(zero, half[i]), 24);
     low = _mm_srai_epi32(_mm_castps_si128(_mm_cvtepi32_ps(low)), 16);
     high = _mm_srai_epi32(_mm_castps_si128(_mm_cvtepi32_ps(high)), 16);
-    half[i] = _mm_packs_epi32(low, high);
+    _mm_storeu_si128((__m128i*)(out + 8 * i), _mm_packs_epi32(low, high));
   }
-  u16x16 wide;
-  memcpy(&wide, half, 32);
-  return wide;
 #else
-  i8x16 values;
-  memcpy(&values, bytes, 16);
-  f32x16 wide = __builtin_convertvector(__builtin_convertvector(values, i32x16), f32x16);
-  return __builtin_convertvector((u32x16)wide >> 16, u16x16);
+  for (int i = 0; i < 16; i++) out[i] = f32_to_bf16((int8_t)bytes[i]);
 #endif
 }
 
@@ -84,10 +78,7 @@ PM_INLINE u16x16 widen16(const uint8_t* bytes) {
 PM_INLINE void widen(const uint8_t* bytes, const uint8_t* next, int32_t n, bf16* out) {
   for (int32_t i = 0; i < n; i += 64) {
     prefetch(next + i);
-    for (int j = i; j < i + 64; j += 16) {
-      u16x16 values = widen16(bytes + j);
-      memcpy(out + j, &values, 32);
-    }
+    for (int j = i; j < i + 64; j += 16) widen16(bytes + j, out + j);
   }
 }
 
