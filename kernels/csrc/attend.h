@@ -38,16 +38,18 @@ PM_INLINE int32_t next_rows(int32_t left) {
 
 // ---- scores = q k^T
 
+// T: bf16 or int8_t
+template <typename T>
 struct ScoreArgs {
   const bf16* q;             // [rows][head_dim]
-  const bf16* k;             // [tiles][head_dim / 2][16][2]
+  const T* k;                // [tiles][head_dim / 2][16][2]
   const uint8_t* next;       // what will be wanted next, as many bytes
   int32_t head_dim;
   float* scores;             // [rows][kScoreStride]
 };
 
-template <int kRows, int kCount>
-inline void score_parts(const ScoreArgs& a, int32_t part) {
+template <int kRows, int kCount, typename T>
+inline void score_parts(const ScoreArgs<T>& a, int32_t part) {
   Lanes sum[kRows][kCount] = {};
   int32_t d = 0;
   do {
@@ -56,7 +58,7 @@ inline void score_parts(const ScoreArgs& a, int32_t part) {
     for (int j = 0; j < kCount; j++) {
       int64_t at = (int64_t)(part + j) / kParts * kTile * a.head_dim + kTile * d + (part + j) % kParts * 2 * kLanes;
       keys[j] = load_pairs(a.k + at);
-      prefetch(a.next + at * 2);
+      prefetch(a.next + at * (int64_t)sizeof(T));
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; r++) {
@@ -72,21 +74,22 @@ inline void score_parts(const ScoreArgs& a, int32_t part) {
     for (int j = 0; j < kCount; j++) store_lanes(a.scores + r * kScoreStride + (part + j) * kLanes, sum[r][j]);
 }
 
-template <int kRows>
-inline void score_rows(int32_t rows, int32_t tiles, const ScoreArgs& a) {
+template <int kRows, typename T>
+inline void score_rows(int32_t rows, int32_t tiles, const ScoreArgs<T>& a) {
   if constexpr (kRows > 1) {
-    if (rows < kRows) return score_rows<kRows - 1>(rows, tiles, a);
+    if (rows < kRows) return score_rows<kRows - 1, T>(rows, tiles, a);
   }
   int32_t part = 0, parts = tiles * kParts;
   for (; part + kScoreParts <= parts; part += kScoreParts) score_parts<kRows, kScoreParts>(a, part);
   for (; part < parts; part++) score_parts<kRows, 1>(a, part);
 }
 
-PM_INLINE void score_block(const AttendCall& call, int32_t tiles, const bf16* k, const uint8_t* next, float* scores) {
+template <typename T>
+PM_INLINE void score_block(const AttendCall& call, int32_t tiles, const T* k, const uint8_t* next, float* scores) {
   for (int32_t row = 0; row < call.num_rows;) {
     int32_t rows = next_rows<kScoreRows>(call.num_rows - row);
     int32_t head_dim = call.kv.head_dim;
-    score_rows<kScoreRows>(rows, tiles, {call.q + row * head_dim, k, next, head_dim, scores + row * kScoreStride});
+    score_rows<kScoreRows, T>(rows, tiles, {call.q + row * head_dim, k, next, head_dim, scores + row * kScoreStride});
     next = (const uint8_t*)k;  // only the first rows need to ask
     row += rows;
   }
@@ -94,17 +97,19 @@ PM_INLINE void score_block(const AttendCall& call, int32_t tiles, const bf16* k,
 
 // ---- out += weights v
 
+// T: bf16 or int8_t
+template <typename T>
 struct WeighArgs {
   const bf16* weights;       // [rows][kWeightStride], of the first pair on
-  const bf16* v;             // [pairs][head_dim][2]
+  const T* v;                // [pairs][head_dim][2]
   const uint8_t* next;
   int32_t pairs;
   int32_t head_dim;
   float* out;                // [rows][head_dim]
 };
 
-template <int kRows, int kCount>
-inline void weigh_parts(const WeighArgs& a, int32_t part) {
+template <int kRows, int kCount, typename T>
+inline void weigh_parts(const WeighArgs<T>& a, int32_t part) {
   Lanes sum[kRows][kCount];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; r++)
@@ -117,7 +122,7 @@ inline void weigh_parts(const WeighArgs& a, int32_t part) {
     for (int j = 0; j < kCount; j++) {
       int64_t at = (int64_t)pair * 2 * a.head_dim + (part + j) * 2 * kLanes;
       values[j] = load_pairs(a.v + at);
-      prefetch(a.next + at * 2);
+      prefetch(a.next + at * (int64_t)sizeof(T));
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; r++) {
@@ -132,10 +137,10 @@ inline void weigh_parts(const WeighArgs& a, int32_t part) {
     for (int j = 0; j < kCount; j++) store_lanes(a.out + r * a.head_dim + (part + j) * kLanes, sum[r][j]);
 }
 
-template <int kRows>
-inline void weigh_rows(int32_t rows, const WeighArgs& a) {
+template <int kRows, typename T>
+inline void weigh_rows(int32_t rows, const WeighArgs<T>& a) {
   if constexpr (kRows > 1) {
-    if (rows < kRows) return weigh_rows<kRows - 1>(rows, a);
+    if (rows < kRows) return weigh_rows<kRows - 1, T>(rows, a);
   }
   int32_t part = 0, parts = a.head_dim / kLanes;
   for (; part + kWeighParts <= parts; part += kWeighParts) weigh_parts<kRows, kWeighParts>(a, part);
@@ -143,18 +148,21 @@ inline void weigh_rows(int32_t rows, const WeighArgs& a) {
 }
 
 // weights: of the first pair's first position on.
-PM_INLINE void weigh_pairs(const AttendCall& call, int32_t pairs, const bf16* v, const uint8_t* next, const bf16* weights) {
+template <typename T>
+PM_INLINE void weigh_pairs(const AttendCall& call, int32_t pairs, const T* v, const uint8_t* next, const bf16* weights) {
   for (int32_t row = 0; row < call.num_rows;) {
     int32_t rows = next_rows<kWeighRows>(call.num_rows - row);
     int32_t head_dim = call.kv.head_dim;
-    weigh_rows<kWeighRows>(rows, {weights + row * kWeightStride, v, next, pairs, head_dim, call.out + row * head_dim});
+    const bf16* row_weights = weights + row * kWeightStride;
+    weigh_rows<kWeighRows, T>(rows, {row_weights, v, next, pairs, head_dim, call.out + row * head_dim});
     next = (const uint8_t*)v;
     row += rows;
   }
 }
 
 // One pair of which only the first (keep = 0) or the second (1) position may be used.
-PM_INLINE void weigh_half(const AttendCall& call, int32_t keep, const bf16* v, bf16* edge, const bf16* weights) {
+template <typename T>
+PM_INLINE void weigh_half(const AttendCall& call, int32_t keep, const T* v, T* edge, const bf16* weights) {
   for (int32_t d = 0; d < call.kv.head_dim; d++) {
     edge[2 * d + keep] = v[2 * d + keep];
     edge[2 * d + 1 - keep] = 0;
@@ -163,14 +171,16 @@ PM_INLINE void weigh_half(const AttendCall& call, int32_t keep, const bf16* v, b
 }
 
 // v: of the block's position `begin`, which is even. Positions [span.first, span.last) of it, in order.
-PM_INLINE void weigh_block(const AttendCall& call, Span span, const bf16* v, const uint8_t* next, AttendScratch& scratch) {
+template <typename T>
+PM_INLINE void weigh_block(const AttendCall& call, Span span, const T* v, const uint8_t* next, AttendScratch& scratch) {
   int32_t begin = span.first / 2 * 2, end = span.last / 2 * 2, head_dim = call.kv.head_dim;
+  T* edge = (T*)scratch.edge;
   if (span.first > begin) {
-    weigh_half(call, 1, v, scratch.edge, scratch.weights + begin);
+    weigh_half(call, 1, v, edge, scratch.weights + begin);
     begin += 2, v += 2 * head_dim;
   }
   if (begin < end) weigh_pairs(call, (end - begin) / 2, v, next, scratch.weights + begin);
-  if (end < span.last) weigh_half(call, 0, v + (int64_t)(end - begin) * head_dim, scratch.edge, scratch.weights + end);
+  if (end < span.last) weigh_half(call, 0, v + (int64_t)(end - begin) * head_dim, edge, scratch.weights + end);
 }
 
 // ---- The split
@@ -189,13 +199,6 @@ PM_INLINE Span find_spans(const AttendCall& call, Span* spans) {
   return all;
 }
 
-// K or V as bf16: of a bf16 page itself, of an int8 one a widened copy in `block`.
-PM_INLINE const bf16* as_bf16(const AttendCall& call, const uint8_t* data, const uint8_t* next, int32_t n, bf16* block) {
-  if (call.kv.kind == KvKind::bf16) return (const bf16*)data;
-  widen(data, next, n, block);
-  return block;
-}
-
 // Few rows wait for memory: 1, 2 or 3 blocks ahead read pages of 32 nearly as fast as a loop that only reads them.
 constexpr int kAhead = 2;
 
@@ -208,6 +211,11 @@ PM_INLINE const uint8_t* block_ahead(const AttendCall& call, Span all, int32_t i
   return values_at(call, (first + index) * kBlock);
 }
 
+// Whether blocks of int8 are widened once for all rows. The values are the same either way.
+PM_INLINE bool is_widened(const AttendCall& call) {
+  return call.kv.kind == KvKind::int8 && call.num_rows > kDirectRows;
+}
+
 PM_INLINE void score_split(const AttendCall& call, Span all, AttendScratch& scratch) {
   int32_t end = round_up(all.last, kTile), index = 0;
   for (int32_t position = all.first / kTile * kTile; position < end; index++) {
@@ -215,9 +223,16 @@ PM_INLINE void score_split(const AttendCall& call, Span all, AttendScratch& scra
     stop = stop < end ? stop : end;
     const uint8_t* next = block_ahead(call, all, index);
     const uint8_t* k = keys_at(call, position);
-    const bf16* keys = as_bf16(call, k, next, (stop - position) * call.kv.head_dim, scratch.block);
-    if (call.kv.kind == KvKind::int8) next = (const uint8_t*)keys;
-    score_block(call, (stop - position) / kTile, keys, next, scratch.scores + position);
+    int32_t tiles = (stop - position) / kTile;
+    float* scores = scratch.scores + position;
+    if (is_widened(call)) {
+      widen(k, next, (stop - position) * call.kv.head_dim, scratch.block);
+      score_block(call, tiles, scratch.block, (const uint8_t*)scratch.block, scores);
+    } else if (call.kv.kind == KvKind::int8) {
+      score_block(call, tiles, (const int8_t*)k, next, scores);
+    } else {
+      score_block(call, tiles, (const bf16*)k, next, scores);
+    }
     position = stop;
   }
 }
@@ -230,9 +245,15 @@ PM_INLINE void weigh_split(const AttendCall& call, Span all, AttendScratch& scra
     int32_t even = position / 2 * 2;
     const uint8_t* next = block_ahead(call, all, index);
     const uint8_t* v = values_at(call, even);
-    const bf16* values = as_bf16(call, v, next, round_up(stop - even, 2) * call.kv.head_dim, scratch.block);
-    if (call.kv.kind == KvKind::int8) next = (const uint8_t*)values;
-    weigh_block(call, {position, stop}, values, next, scratch);
+    Span span = {position, stop};
+    if (is_widened(call)) {
+      widen(v, next, round_up(stop - even, 2) * call.kv.head_dim, scratch.block);
+      weigh_block(call, span, scratch.block, (const uint8_t*)scratch.block, scratch);
+    } else if (call.kv.kind == KvKind::int8) {
+      weigh_block(call, span, (const int8_t*)v, next, scratch);
+    } else {
+      weigh_block(call, span, (const bf16*)v, next, scratch);
+    }
     position = stop;
   }
 }

@@ -10,6 +10,7 @@ namespace {
 constexpr int kParts = 16 / kLanes;  // registers of 16 floats
 
 typedef Floats Lanes;  // one register
+typedef int32_t LaneInts __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t LaneBits __attribute__((vector_size(kLanes * 4)));
 
 PM_INLINE Lanes load_lanes(const float* p) {
@@ -25,6 +26,13 @@ typedef __m512bh Pairs;      // a pair in each lane
 typedef __m512bh SplatPair;  // the same one in each
 
 PM_INLINE Pairs load_pairs(const bf16* p) { return (Pairs)_mm512_loadu_si512(p); }
+
+// Exact, as bf16 holds 8 bits.
+PM_INLINE Pairs load_pairs(const int8_t* p) {
+  __m512 first = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+  __m512 second = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)(p + 16))));
+  return _mm512_cvtne2ps_pbh(second, first);
+}
 
 PM_INLINE SplatPair splat_pair(const bf16* p) {
   int32_t pair;
@@ -53,6 +61,24 @@ PM_INLINE Pairs load_pairs(const bf16* p) {
   return {(Lanes)(bits << 16), (Lanes)(bits & 0xffff0000)};
 }
 
+// kLanes words, sign-extended.
+PM_INLINE LaneInts load_words(const int8_t* p) {
+#if defined(__AVX512F__)
+  return (LaneInts)_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__AVX2__)
+  return (LaneInts)_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i*)p));
+#else
+  int16_t words[kLanes];
+  memcpy(words, p, sizeof words);
+  return LaneInts{words[0], words[1], words[2], words[3]};
+#endif
+}
+
+PM_INLINE Pairs load_pairs(const int8_t* p) {
+  LaneInts words = load_words(p);
+  return {__builtin_convertvector(words << 24 >> 24, Lanes), __builtin_convertvector(words >> 8, Lanes)};
+}
+
 PM_INLINE SplatPair splat_pair(const bf16* p) {
   return {bf16_to_f32(p[0]) - (Lanes){}, bf16_to_f32(p[1]) - (Lanes){}};
 }
@@ -76,6 +102,9 @@ constexpr int kWeighRows = 4, kWeighParts = 4;
 constexpr int kScoreRows = 4, kScoreParts = 2;
 constexpr int kWeighRows = 4, kWeighParts = 2;
 #endif
+
+// Up to so many rows int8 pages are widened in registers; more rows share a widened copy.
+constexpr int kDirectRows = kScoreRows < kWeighRows ? kScoreRows : kWeighRows;
 
 }  // namespace
 }  // namespace pointsman

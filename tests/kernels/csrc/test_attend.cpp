@@ -100,12 +100,28 @@ static void check_nan_shows(std::mt19937& random, void* scratch) {
   CHECK(std::isnan(result.sum[1]) && std::isnan(result.out[c.head_dim]), "a row that sees the NaN: %g", result.sum[1]);
 }
 
+// A product that underflows to -0, then -0: alone the sum stays -0, and weights of zero behind it make it 0.
+static void check_negative_zero(std::mt19937& random, void* scratch) {
+  Config c = {32, 32, 2, 40, 0, 0, 0, KvKind::bf16, false};
+  Request r = create_request(c, random);
+  r.last[0] = 2;
+  for (int d = 0; d < c.head_dim; d++) {
+    r.q[d] = to_bits(1);
+    r.k[d] = -10, r.k[c.head_dim + d] = 10;  // the first weight is e^-87
+    r.v[d] = -1.2e-38f, r.v[c.head_dim + d] = -0.0f;
+    for (int position = 2; position < c.context; position++) r.v[position * c.head_dim + d] = 1;
+  }
+  Pages pages(r, 0, c.context, random);
+  check_subset(r, run(r, pages, {0, 1}, pointsman::attend, scratch), {0}, random, scratch);
+}
+
 int main(int argc, char** argv) {
   int configs = argc > 1 ? atoi(argv[1]) : 200;
   std::mt19937 random(argc > 2 ? atoi(argv[2]) : 1);
   Aligned scratch(pointsman::kAttendScratchBytes);
   check_models(random, scratch.data);
   check_nan_shows(random, scratch.data);
+  check_negative_zero(random, scratch.data);
   for (int i = 0; i < configs; i++) check_config(create_config(random), random, scratch.data);
   printf("%d configurations, %d failures\n", configs, check_failures());
   return check_failures() != 0;
