@@ -13,9 +13,9 @@ namespace {
 
 constexpr int kGroupQuads = kGroup / 4;
 
-PM_INLINE int32_t sum_of_ints(i32x16 v) {
+PM_INLINE int32_t sum_of_bytes(const int8_t* p) {
   int32_t sum = 0;
-  for (int i = 0; i < 16; i++) sum += v[i];
+  for (int i = 0; i < 16; i++) sum += p[i];
   return sum;
 }
 
@@ -25,27 +25,78 @@ static void quantise_groups(const bf16* x, int32_t width, int8_t* out, float* sc
     f32x16 factor = splat(symmetric_factor(greatest));
     *scales++ = symmetric_scale(greatest);
     for (int half = 0; half < kGroup; half += 16) {
-      i32x16 values = round_to_int(load_bf16(x + i + half) * factor);
-      store_bytes(out + i + half, values);
-      *sums++ = sum_of_ints(values);
+      store_bytes(out + i + half, round_to_int(load_bf16(x + i + half) * factor));
+      *sums++ = sum_of_bytes(out + i + half);
     }
   }
 }
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+
+// VPMADDUBSW adds pairs of products in 16 bits, saturating. 4 bits: a whole group stays below 32 * 15 * 127 / 2.
+// 8 bits: as q - 128 split into magnitude and sign, two products stay below 2 * 128 * 127.
+template <int kBits>
+struct GroupQuads {
+  static constexpr int32_t kShift = kBits == 8 ? 128 : 0;  // what was taken from every q
+  Ints magnitudes[kGroupQuads];
+  Ints signs[kGroupQuads];  // 8 bits
+
+  inline __attribute__((always_inline)) void set(int j, Ints bytes) {
+    magnitudes[j] = bytes;
+    if (kBits == 4) return;
+    signs[j] = _mm256_xor_si256(bytes, broadcast_int((int32_t)0x80808080));
+    magnitudes[j] = _mm256_abs_epi8(signs[j]);
+  }
+
+  // sum + the products of quads [first, last) with inputs.
+  inline __attribute__((always_inline)) Ints dot(Ints sum, const int8_t* inputs, int first, int last) const {
+    const Ints ones = _mm256_set1_epi16(1);
+    Ints shorts = broadcast_int(0);
+    for (int j = first; j < last; j++) {
+      Ints input = broadcast_32_bits(inputs + j * 4);
+      if (kBits == 4) {
+        shorts = _mm256_add_epi16(shorts, _mm256_maddubs_epi16(magnitudes[j], input));
+      } else {
+        shorts = _mm256_maddubs_epi16(magnitudes[j], _mm256_sign_epi8(input, signs[j]));
+        sum = add_ints(sum, dot_shorts(shorts, ones));
+      }
+    }
+    return kBits == 4 ? add_ints(sum, dot_shorts(shorts, ones)) : sum;
+  }
+};
+
+#else
+
+template <int kBits>
+struct GroupQuads {
+  static constexpr int32_t kShift = 0;
+  ByteQuads quads[kGroupQuads];
+
+  inline __attribute__((always_inline)) void set(int j, Ints bytes) { quads[j] = split_unsigned(bytes); }
+
+  inline __attribute__((always_inline)) Ints dot(Ints sum, const int8_t* inputs, int first, int last) const {
+    for (int j = first; j < last; j++)
+      sum = dot_grouped(sum, quads[j], split_signed(broadcast_32_bits(inputs + j * 4)));
+    return sum;
+  }
+};
+
+#endif
 
 // One vector's columns of a group.
 //   4 bits   64-byte row j: quad 2j in the low nibbles, quad 2j + 1 in the high ones
 //   8 bits   64-byte row j: quad j
 template <int kBits>
-PM_INLINE void load_quads(const uint8_t* columns, ByteQuads* quads) {
+PM_INLINE void load_quads(const uint8_t* columns, GroupQuads<kBits>* quads) {
   if (kBits == 8) {
-    for (int j = 0; j < kGroupQuads; j++) quads[j] = split_unsigned(load_ints(columns + j * 64));
+    for (int j = 0; j < kGroupQuads; j++) quads->set(j, load_ints(columns + j * 64));
     return;
   }
   Ints low_nibbles = broadcast_int(0x0f0f0f0f);
   for (int j = 0; j < kGroupQuads / 2; j++) {
     Ints both = load_ints(columns + j * 64);
-    quads[2 * j] = split_unsigned(bit_and(both, low_nibbles));
-    quads[2 * j + 1] = split_unsigned(bit_and(shift_right_16(both, 4), low_nibbles));
+    quads->set(2 * j, bit_and(both, low_nibbles));
+    quads->set(2 * j + 1, bit_and(shift_right_16(both, 4), low_nibbles));
   }
 }
 
@@ -63,8 +114,8 @@ PM_INLINE void add_group(const LinearCall& call, const uint8_t* group, int colum
   const int scale_bytes = (weight.has_f32_scales ? 4 : 2) * kPanel;
   const uint8_t* scales = group + kGroup * kPanel * kBits / 8;
   const uint8_t* minima = scales + scale_bytes * kHalves;
-  ByteQuads quads[kGroupQuads];
-  load_quads<kBits>(group + column * 4, quads);
+  GroupQuads<kBits> quads;
+  load_quads<kBits>(group + column * 4, &quads);
   for (int half = 0; half < kHalves; half++) {
     Floats weight_scale = load_scales(scales + half * scale_bytes, column, weight.has_f32_scales);
     Floats min = zero_floats();
@@ -75,9 +126,8 @@ PM_INLINE void add_group(const LinearCall& call, const uint8_t* group, int colum
       const int32_t* half_sums = in.sums + group_index * 2;
       int32_t sum = kHalves == 2 ? half_sums[half] : half_sums[0] + half_sums[1];
       float input_scale = in.scales[group_index];
-      Ints dot = broadcast_int(-weight.zero * sum);
-      for (int j = half * kGroupQuads / kHalves; j < (half + 1) * kGroupQuads / kHalves; j++)
-        dot = dot_grouped(dot, quads[j], split_signed(broadcast_32_bits(inputs + j * 4)));
+      Ints dot = broadcast_int((quads.kShift - weight.zero) * sum);
+      dot = quads.dot(dot, inputs, half * kGroupQuads / kHalves, (half + 1) * kGroupQuads / kHalves);
       Floats scale = multiply(weight_scale, broadcast_float(input_scale));
       Floats& output = sums[row * kPassVectors];
       output = multiply_add(to_floats(dot), scale, output);

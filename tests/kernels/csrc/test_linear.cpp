@@ -112,7 +112,7 @@ void check_against_double(const KernelTable& table, const WeightCase& c, const P
       CHECK(out[(size_t)row * kOutStride + n] == 0, "%s %s: padded column %d", table.name, c.name, n);
 }
 
-// Rows [first_row, first_row + num_rows) of pairs [first_pair, last_pair) equal what single rows gave; the rest is left.
+// Rows [first_row, first_row + num_rows) of pairs [first_pair, last_pair) equal what single rows gave; the rest stays.
 void check_cut(const LinearCall& single, const KernelTable& table, const char* name, int32_t first_row,
                int32_t num_rows, int32_t first_pair, int32_t last_pair) {
   std::vector<float> out((size_t)kNumRows * kOutStride, -7.0f);
