@@ -1,58 +1,22 @@
 // The amx table's linear(): against sums in double, and bit for bit against itself for other numbers of rows.
 //
-// With -DPM_EMULATE_AMX on tiles in software, which are first checked against a scalar model of their own.
+// With -DPM_EMULATE_AMX on tiles in software.
 #include "amx_linear.h"
 
 #include <float.h>
 #include <math.h>
 
 #include <algorithm>
-#include <functional>
-#include <random>
 #include <vector>
 
 #include "aligned.h"
+#include "amx_values.h"
 #include "check.h"
+#include "cpu.h"
 
 using namespace pointsman;
 
 namespace {
-
-std::mt19937 chance(5);
-
-float uniform(float low, float high) { return std::uniform_real_distribution<float>(low, high)(chance); }
-int pick(int n) { return std::uniform_int_distribution<int>(0, n - 1)(chance); }
-
-bf16 bf16_bits(uint32_t bits) { return (bf16)bits; }
-
-// What values a test is made of. `input`s may be anything; weights are finite, as those of a model are.
-struct Values {
-  const char* name;
-  std::function<bf16()> input, weight;
-  bool is_finite;
-};
-
-bf16 normal() { return f32_to_bf16(uniform(-1, 1)); }
-bf16 tiny() { return f32_to_bf16(ldexpf(uniform(-1, 1), -50 - pick(30))); }           // products of them are denormal
-bf16 denormal() { return bf16_bits((pick(2) << 15) | pick(0x80)); }
-bf16 huge() { return f32_to_bf16(ldexpf(uniform(-1, 1), 60 + pick(60))); }
-bf16 opposite() { return f32_to_bf16(pick(2) ? 1000.5f : -1000.5f); }                 // most of a sum cancels
-bf16 any_finite() { return bf16_bits((pick(2) << 15) | pick(0x7f80)); }
-bf16 infinite_at_times() { return pick(200) ? normal() : bf16_bits(0x7f80 | pick(2) << 15); }
-bf16 nan_at_times() { return pick(200) ? normal() : bf16_bits(0x7fc0); }
-bf16 zero_or_tiny() { return pick(2) ? bf16_bits(pick(2) << 15) : tiny(); }
-
-const Values kValues[] = {
-    {"normal", normal, normal, true},
-    {"tiny", tiny, tiny, true},
-    {"denormal", [] { return pick(2) ? denormal() : normal(); }, [] { return pick(2) ? denormal() : normal(); }, true},
-    {"huge", huge, huge, false},
-    {"cancelling", opposite, [] { return pick(4) ? f32_to_bf16(3.0f) : normal(); }, true},
-    {"any finite", any_finite, any_finite, false},
-    {"infinite inputs", infinite_at_times, normal, false},
-    {"NaN inputs", nan_at_times, normal, false},
-    {"signed zeros", zero_or_tiny, zero_or_tiny, true},
-};
 
 // A linear, unpacked and packed.
 struct Case {
@@ -156,16 +120,6 @@ std::vector<float> run(const Case& c, const Inputs& in, int32_t step, int32_t pa
   return out;
 }
 
-// Any NaN is as good as another: which one comes out, no manual says.
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  for (size_t i = 0; i < a.size(); i++)
-    if (memcmp(&a[i], &b[i], 4) != 0 && !(isnan(a[i]) && isnan(b[i]))) {
-      printf("  at %zu: %a and %a\n", i, a[i], b[i]);
-      return false;
-    }
-  return true;
-}
-
 double exact_sum(const Case& c, const Inputs& in, int32_t row, int32_t n, double* magnitude) {
   double sum = 0;
   *magnitude = 0;
@@ -223,45 +177,14 @@ void check_epilogue(Epilogue epilogue, Activation activation) {
   CHECK(epilogue == Epilogue::gate ? gated[0][5] != 0 : sums[0][5] != 0.25f, "epilogue %d", (int)epilogue);
 }
 
-#if defined(PM_EMULATE_AMX)
-float without_denormals(float x) { return fabsf(x) < FLT_MIN ? copysignf(0, x) : x; }
-
-// TDPBF16PS by hand, for one output.
-float scalar_dot(float sum, const bf16* a, const bf16* b_column) {
-  float parts[2] = {0, 0};
-  for (int k = 0; k < 16; k++)
-    for (int half = 0; half < 2; half++) {
-      float x = without_denormals(bf16_to_f32(a[2 * k + half]));
-      float w = without_denormals(bf16_to_f32(b_column[32 * k + half]));
-      parts[half] = without_denormals(fmaf(x, w, parts[half]));
-    }
-  return without_denormals(sum + without_denormals(parts[0] + parts[1]));
-}
-
-void check_emulation(const Values& values) {
-  alignas(64) bf16 a[16 * 32], b[16 * 32];
-  alignas(64) float sums[16 * 16], expected[16 * 16];
-  for (bf16& x : a) x = values.input();
-  for (bf16& x : b) x = values.weight();
-  for (float& x : sums) x = without_denormals(bf16_to_f32(values.input()));
-  for (int row = 0; row < 16; row++)
-    for (int n = 0; n < 16; n++) expected[row * 16 + n] = scalar_dot(sums[row * 16 + n], a + row * 32, b + n * 2);
-  configure_tiles({16, 16});
-  load_tile<0>(sums, 64), load_tile<4>(a, 64), load_tile<6>(b, 64);
-  dot_tiles_bf16<0, 4, 6>();
-  store_tile<0>(sums, 64);
-  CHECK(same_bits(std::vector<float>(sums, sums + 256), std::vector<float>(expected, expected + 256)), "%s", values.name);
-}
-#endif
-
 }  // namespace
 
 int main() {
-  enter_tiles();
-#if defined(PM_EMULATE_AMX)
-  for (const Values& values : kValues)
-    for (int i = 0; i < 50; i++) check_emulation(values);
+#if !defined(PM_EMULATE_AMX)
+  CHECK(can_run("amx"), "this CPU has no AMX: compile with -DPM_EMULATE_AMX");
+  if (!can_run("amx")) return finish_checks();
 #endif
+  enter_tiles();
   for (const Values& values : kValues) check_rows_alone_and_together(bf16_case(160, 200, values), 70, values);
   check_rows_alone_and_together(bf16_case(352, 1400, kValues[0]), 70, kValues[0]);  // k in chunks, with a shorter last
   Case with_bias = bf16_case(33, 64, kValues[0]);
