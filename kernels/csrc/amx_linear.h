@@ -79,7 +79,7 @@ static __attribute__((noinline)) void finish_rows(const LinearCall& call, int32_
 }
 
 template <class Format>
-PM_INLINE void finish(const LinearCall& call, Unfinished& block) {
+PM_INLINE void finish_rest(const LinearCall& call, Unfinished& block) {
   if (block.row < block.last_row) finish_rows<Format>(call, kBlockRows, block);
 }
 
@@ -172,7 +172,7 @@ static void multiply_block(const LinearCall& call, int32_t first_pair, int32_t l
   for (int32_t pair = first_pair; pair < last_pair; pair++) {
     zero_sums<kRowTiles>();
     multiply_tiles<Format, kRowTiles, kStream>(call, inputs, pair_of(*call.weight, pair), num_tiles, two.before);
-    finish<Format>(call, two.before);
+    finish_rest<Format>(call, two.before);
     float* sums = two.sums[two.turn];
     store_sums<kRowTiles>(sums);
     two.before = {pair, block.row, block.row + block.num_rows, sums};
@@ -215,12 +215,12 @@ static void multiply_chunked(const LinearCall& call, int32_t first_pair, int32_t
       if (first == 0) zero_sums<kRowTiles>();
       else load_sums<kRowTiles>(pair_sums);
       multiply_tiles<Format, kRowTiles, false>(call, inputs, weights, num_tiles, before);
-      finish<Format>(call, before);
+      finish_rest<Format>(call, before);
       store_sums<kRowTiles>(pair_sums);
       if (first + chunk >= all_tiles) before = {pair, block.row, block.row + block.num_rows, pair_sums};
     }
   }
-  finish<Format>(call, before);
+  finish_rest<Format>(call, before);
 }
 
 // Inputs that do not fit the first-level cache are worth packing where several pairs use them.
@@ -255,7 +255,7 @@ static void linear_in_tiles(const LinearCall& call, int32_t first_pair, int32_t 
     else if (is_one_tile) multiply_many<Format, 1>(call, first_pair, last_pair, block, two);
     else multiply_many<Format, 2>(call, first_pair, last_pair, block, two);
   }
-  finish<Format>(call, two.before);
+  finish_rest<Format>(call, two.before);
 }
 
 // ---- One bf16 row

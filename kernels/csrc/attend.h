@@ -263,7 +263,7 @@ PM_INLINE void drop_negative_zeros(float* out, int32_t n) {
   for (int32_t i = 0; i < n; i += 16) store_f32(out + i, load_f32(out + i) + 0.0f);
 }
 
-void attend(const AttendCall& call) {
+__attribute__((unused)) static void attend(const AttendCall& call) {  // AMX has its own
   AttendScratch& scratch = *(AttendScratch*)call.scratch;
   Span all = find_spans(call, scratch.spans);
   int32_t n = call.num_rows * call.kv.head_dim;
