@@ -8,6 +8,7 @@
 
 #include <vector>
 
+#include "cpu.h"
 #include "ops.h"
 
 inline int num_failures = 0;
@@ -55,17 +56,11 @@ inline pointsman::bf16 bf16_of(float x) {
   return (pointsman::bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// Every table that this library holds and this CPU runs. AMX needs leave of the operating system: its tests ask for it.
+// Every table that this library holds and this CPU runs.
 inline std::vector<const pointsman::KernelTable*> tables_to_test() {
   using namespace pointsman;
-  bool has_avx512 = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw");
   std::vector<const KernelTable*> tables;
-  auto add = [&](const KernelTable* table, bool runs) {
-    if (table && runs) tables.push_back(table);
-  };
-  add(generic_table(), true);
-  add(avx2_table(), __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"));
-  add(avx512_vnni_table(), has_avx512);
-  add(avx512_table(), has_avx512 && __builtin_cpu_supports("avx512bf16"));
+  for (auto table_of : {generic_table, avx2_table, avx512_vnni_table, avx512_table, amx_table})
+    if (can_run(table_of()->name)) tables.push_back(table_of());
   return tables;
 }
