@@ -15,6 +15,9 @@ from typing import NoReturn
 
 from engine_core import CheckpointError, ConfigError, EngineError
 from server.batch.files import BatchFileError, open_files
+from server.bench.command import DESCRIPTION as BENCH_DESCRIPTION
+from server.bench.command import BenchFileError, add_bench_flags, run_bench
+from server.bench.target import BenchError
 from server.config import ServerConfig, add_flags, build_config, field_names
 from server.exit_codes import ExitCode
 from server.listener import ListenError, bind
@@ -42,6 +45,8 @@ _EXIT_CODES: tuple[tuple[type[Exception], ExitCode], ...] = (
     (CheckpointError, ExitCode.BAD_MODEL),
     (ListenError, ExitCode.PORT_TAKEN),
     (BatchFileError, ExitCode.FILE_ERROR),
+    (BenchError, ExitCode.USAGE),
+    (BenchFileError, ExitCode.FILE_ERROR),
     (EngineError, ExitCode.ENGINE_DIED),
 )
 
@@ -55,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     report = StartupReport()
     try:
+        if arguments.command == "bench":  # no engine of ours, hence none of its settings
+            return run_bench(arguments, report)
         _bound_library_memory(os.environ)
         return _run(arguments, os.environ, report)
     except KeyboardInterrupt:
@@ -82,6 +89,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_flags(serve)
     _add_batch(commands)
+    add_bench_flags(
+        commands.add_parser(
+            "bench", help="put a load on a server and time it", description=BENCH_DESCRIPTION, allow_abbrev=False
+        )
+    )
     fetch = commands.add_parser(
         "fetch", help="download the embedded model, unless it is there", epilog=_ENV_NOTE, allow_abbrev=False
     )

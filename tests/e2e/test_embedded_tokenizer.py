@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from engine_core.model.gguf_source import open_gguf
+from server.bench.words import WORDS
 from server.chat_template import ChatTemplate
 from server.tokenizer import Tokenizer, load_tokenizer
 from tests.e2e.prompts import PROMPTS
@@ -76,3 +77,7 @@ def test_its_chat_template_renders_and_encodes_to_special_tokens(rebuilt: Tokeni
 def test_what_ends_its_output(embedded_model: Path, rebuilt: Tokenizer) -> None:
     assert open_gguf(embedded_model).generation.eos_token_ids == {2}
     assert (rebuilt.bos_token, rebuilt.eos_token, rebuilt.vocab_size) == ("<|im_start|>", "<|im_end|>", 49152)
+
+
+def test_a_word_of_the_load_generator_is_one_token(rebuilt: Tokenizer) -> None:
+    assert [word for word in WORDS if len(rebuilt.encode(word, add_special_tokens=True)) != 1] == []
