@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 LONG := .venv-long
 ARGS ?=
 
-.PHONY: setup serve test test-long check compat bench mutants clean
+.PHONY: setup serve test test-long check compat bench bench-scheduler mutants clean
 
 setup: $(VENV)/.setup
 	@$(BIN)/pointsman fetch
@@ -63,7 +63,11 @@ check: $(VENV)/.setup-dev
 compat: $(VENV)/.setup-dev setup
 	@$(BIN)/python tests/compat/run.py $(ARGS)
 
+# Pointsman alone; beside its peers, which are installed by hand: tests/bench/README.md.
 bench: setup
+	@$(BIN)/python tests/bench/peers.py --peer pointsman --quantization --repeat 1 $(ARGS)
+
+bench-scheduler: setup
 	@$(BIN)/python tests/bench/scheduler.py
 	@$(BIN)/python tests/bench/chapter.py $(ARGS)
 

