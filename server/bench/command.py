@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import dataclasses
 import json
 import sys
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from server.bench.client import BenchClient, fetch_model_name
+from server.bench.client import BenchClient, fetch_model_name, run_in_loop
 from server.bench.load import Load, LoadRun, run_load
 from server.bench.report import LoadProgress, describe_load, format_summary
 from server.bench.summary import Slo, Summary, summarize
@@ -70,7 +69,7 @@ def run_bench(arguments: argparse.Namespace, report: StartupReport) -> int:
     """
     target = parse_target(arguments.url, arguments.api_key)
     load, slo = _build_load(arguments), _build_slo(arguments)
-    model, run = asyncio.run(_run(target, arguments, load, report))
+    model, run = run_in_loop(_run(target, arguments, load, report))
     summary = summarize(run, load, slo)
     if arguments.json:
         _write_json(arguments.json, _build_json(target, model, load, slo, summary))

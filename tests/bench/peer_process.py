@@ -12,25 +12,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script, Python looks beside the script only
 
-from server.bench.client import BenchClient
+from server.bench.client import BenchClient, run_in_loop
 from server.bench.load import run_load
-from server.bench.results import RequestResult
 from server.bench.target import Target
 from tests.bench.peer_catalog import ROOT, SERVED_NAME, Start
-from tests.bench.peer_loads import WARM_UP, WARM_UP_NAME, NamedLoad, measure, scale_load
+from tests.bench.peer_loads import WARM_UP, WARM_UP_NAME, NamedLoad, OnResult, measure, scale_load
 
 _START_S = 600.0
 _POLL_S = 0.05
 _END_S = 30.0
 _LOG_CHARS = 2_000
-OnResult = Callable[[RequestResult], None]
 
 
 class PeerFailure(Exception):
@@ -86,7 +83,7 @@ class PeerProcess:
         if self._start.is_driven:
             self._ask(WARM_UP_NAME, 0, is_smoke=False)
         else:
-            asyncio.run(self._within_limit(run_load(self._client(), WARM_UP)))
+            run_in_loop(self._within_limit(run_load(self._client(), WARM_UP)))
 
     def run(self, name: str, *, repeat: int, is_smoke: bool, on_result: OnResult = lambda _: None) -> dict[str, Any]:
         """Run a load and return its figures.
@@ -97,7 +94,7 @@ class PeerProcess:
         if self._start.is_driven:
             return self._ask(name, repeat, is_smoke=is_smoke)
         named = scale_load(name, repeat=repeat, is_smoke=is_smoke)
-        return asyncio.run(self._within_limit(self._measure(named, on_result)))
+        return run_in_loop(self._within_limit(self._measure(named, on_result)))
 
     async def _measure(self, named: NamedLoad, on_result: OnResult) -> dict[str, Any]:
         return await measure(self._client(), named, on_result)
@@ -153,7 +150,7 @@ class PeerProcess:
         if self._start.is_driven:
             self._read_answer(_START_S)
             return
-        while asyncio.run(self._client().complete(" word", 1)).error is not None:
+        while run_in_loop(self._client().complete(" word", 1)).error is not None:
             if self._process.poll() is not None:
                 raise PeerFailure(self._describe_end())
             if time.perf_counter() > deadline_s:

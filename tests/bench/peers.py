@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import platform
@@ -23,10 +24,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script, Python looks beside the script only
 
+from server.bench.results import RequestResult
 from server.startup_report import StartupReport
 from tests.bench.peer_catalog import PEERS, Peer, Places, default_homes, find_versions
 from tests.bench.peer_checkpoints import bench_cache_dir
-from tests.bench.peer_loads import LOADS
+from tests.bench.peer_loads import LOADS, OnResult
 from tests.bench.peer_machine import CpuMeter, measure_memory_bytes
 from tests.bench.peer_process import PeerFailure, PeerProcess
 from tests.bench.peer_report import MAX_FOREIGN_CORES, build_plot, build_table, describe_faults
@@ -71,6 +73,18 @@ class Bar:
 
     def step(self) -> None:
         self._num_done += 1
+
+    def watch(self, text: str, num_requests: int) -> OnResult:
+        """Show a load as it goes, on a terminal; return what is called at each result."""
+        self.show(text)
+        ended = itertools.count(1)
+
+        def on_result(_: RequestResult) -> None:
+            count = next(ended)
+            if self._report.is_terminal:
+                self.show(f"{text}, {count}/{num_requests} requests")
+
+        return on_result
 
 
 def main() -> None:
@@ -169,8 +183,8 @@ def _take_turn(turn: Turn, places: Places, findings: Findings, bar: Bar, args: a
             if not args.smoke:
                 process.warm_up()
             for name in turn.loads:
-                bar.show(f"{peer.name}: {name}, round {turn.repeat + 1}")
-                findings.records.append(_run_load(process, turn, name, is_smoke=args.smoke))
+                watch = bar.watch(f"{peer.name}: {name}, round {turn.repeat + 1}", LOADS[name].load.num_requests)
+                findings.records.append(_run_load(process, turn, name, watch, is_smoke=args.smoke))
                 bar.step()
             begun["memory_bytes"] = measure_memory_bytes(process.pid)
     except PeerFailure as failure:
@@ -186,11 +200,11 @@ def _is_of(turn: Turn, record: dict[str, Any]) -> bool:
     return (record["peer"], record["repeat"]) == (turn.peer.name, turn.repeat) and record["load"] in turn.loads
 
 
-def _run_load(process: PeerProcess, turn: Turn, name: str, *, is_smoke: bool) -> dict[str, Any]:
+def _run_load(process: PeerProcess, turn: Turn, name: str, on_result: OnResult, *, is_smoke: bool) -> dict[str, Any]:
     meter = CpuMeter(process.pid)
     record: dict[str, Any] = {"peer": turn.peer.name, "load": name, "repeat": turn.repeat}
     try:
-        record["figures"] = process.run(name, repeat=turn.repeat, is_smoke=is_smoke)
+        record["figures"] = process.run(name, repeat=turn.repeat, is_smoke=is_smoke, on_result=on_result)
     except PeerFailure as failure:
         if process.is_dead:
             raise
