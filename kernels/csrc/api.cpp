@@ -36,7 +36,7 @@ void require(bool holds, const char* message) {
 }
 
 const KernelTable* table_of(const std::string& isa) {
-#ifdef PM_HAS_AMX
+#ifndef PM_NO_AMX
   if (isa == "amx") return amx_table();
 #endif
 #ifndef PM_NO_AVX512
