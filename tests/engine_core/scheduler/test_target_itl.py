@@ -9,13 +9,17 @@ from itertools import pairwise
 import pytest
 
 from engine_core.config import SchedulerConfig
+from engine_core.core import EngineCore
 from engine_core.scheduler.constraints import build_constraints
 from engine_core.scheduler.constraints.chunking import ChunkLimit
 from engine_core.scheduler.constraints.target_itl import MIN_CHUNK_TOKENS, TargetItl
+from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.step_cost import StepCost, StepLoad
+from engine_core.step_executor import PendingResult
+from tests.engine_core.fake_runner import FakeModelRunner
 from tests.engine_core.scheduler.event_player import Player, random_load
 from tests.engine_core.scheduler.scenario_helpers import abort_all
-from tests.engine_core.scheduler.scheduler_helpers import Harness, create_scheduler
+from tests.engine_core.scheduler.scheduler_helpers import Harness, create_request, create_scheduler
 from tests.engine_core.scheduler.simulated_machine import Machine, Step, create_simulation
 
 TARGET_S = 0.05
@@ -145,6 +149,43 @@ def test_where_nobody_measures_prompts_get_on_carefully() -> None:
     sim.add_streams(1)
     sim.run(2)
     assert {step.num_prompt_tokens for step in sim.run(50, prompt=3200)} == {MIN_CHUNK_TOKENS}
+
+
+# ---------------------------------------------------------------------- in the engine's loop
+class SlowExecutor:
+    """Runs a step when its result is asked for, and lets the clock go on by what it takes."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._runner = FakeModelRunner(num_blocks=2000, block_size=16, is_overlapping=True)
+
+    def submit(self, output: SchedulerOutput) -> PendingResult:
+        def wait() -> ModelRunnerOutput:
+            self.now += 0.002 + 2e-4 * output.total_num_scheduled_tokens
+            return self._runner.execute(output)
+
+        return wait
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_the_loops_clock_alone_tells_what_steps_take(depth: int) -> None:
+    executor, heard_at = SlowExecutor(), [0.0]
+    core = EngineCore(
+        scheduler=create_scheduler(
+            num_blocks=2000, max_num_batched_tokens=100, target_itl_ms=20.0, max_steps_in_flight=depth
+        ),
+        executor=executor,
+        publish=lambda outputs: heard_at.append(executor.now),
+        rest=lambda: core.stop(),
+        clock=lambda: executor.now,
+    )
+    core.add_request(create_request("S", 10, 500))
+    for number in range(8):
+        core.add_request(create_request(f"prompt{number}", 800, 2))
+    core.run_busy_loop()
+    gaps = [after - before for before, after in pairwise(heard_at)][5:]
+    assert len(gaps) > 300 and sum(gap > 0.0205 for gap in gaps) <= 5
+    assert sum(gap > 0.017 for gap in gaps) > 60, "and it is used"
 
 
 # ---------------------------------------------------------------------- the start
