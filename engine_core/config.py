@@ -151,8 +151,7 @@ class EngineConfig:
             raise ConfigError(f"target_itl_ms must be a number of at least 0, not {sched.target_itl_ms}")
         if sched.target_itl_ms and not sched.enable_chunked_prefill:
             raise ConfigError(
-                f"target_itl_ms ({sched.target_itl_ms:g}) cuts prompts, but enable_chunked_prefill is off: "
-                "drop either"
+                f"target_itl_ms ({sched.target_itl_ms:g}) cuts prompts, but enable_chunked_prefill is off: drop either"
             )
 
     def resolve(self, *, trained_model_len: int) -> EngineConfig:
