@@ -82,5 +82,12 @@ PM_INLINE void widen(const uint8_t* bytes, const uint8_t* next, int32_t n, bf16*
   }
 }
 
+// n values of K or V as bf16: of a bf16 page itself, of an int8 one a widened copy, made while `next` is asked for.
+PM_INLINE const bf16* as_bf16(const AttendCall& call, const uint8_t* data, const uint8_t* next, int32_t n, bf16* copy) {
+  if (call.kv.kind == KvKind::bf16) return (const bf16*)data;
+  widen(data, next, n, copy);
+  return copy;
+}
+
 }  // namespace
 }  // namespace pointsman
