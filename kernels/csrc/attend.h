@@ -7,9 +7,9 @@
 //   sum        along the vectors of 16 positions, from the row's first on, then across the lanes
 //   output     one chain along the pairs of positions, for each d
 //
-// A row among others meets pairs that it does not see: weights of zero. x + 0 * v is x in all bits, but for the sign of a
-// zero: -0 is made 0 at the end. 0 * NaN is not: values behind the last position that any row of the call sees, and before
-// the first, are never used; between those two all are of the request that the rows belong to.
+// A row among others meets pairs that it does not see: weights of zero. x + 0 * v is x in all bits, but for the sign of
+// a zero: -0 is made 0 at the end. 0 * NaN is not: values behind the last position that any row of the call sees, and
+// before the first, are never used; between those two all are of the request that the rows belong to.
 #pragma once
 
 #include "attend_dot.h"
@@ -29,7 +29,7 @@ struct AttendScratch {
 
 constexpr int64_t kAttendScratchBytes = sizeof(AttendScratch);
 
-// Rows of `a` that are multiplied together: as even a cut as can be, none above kMost.
+// Rows of those left that are multiplied together: as even a cut as can be, none above kMost.
 template <int kMost>
 PM_INLINE int32_t next_rows(int32_t left) {
   int32_t cuts = (left + kMost - 1) / kMost;
@@ -149,7 +149,8 @@ inline void weigh_rows(int32_t rows, const WeighArgs<T>& a) {
 
 // weights: of the first pair's first position on.
 template <typename T>
-PM_INLINE void weigh_pairs(const AttendCall& call, int32_t pairs, const T* v, const uint8_t* next, const bf16* weights) {
+PM_INLINE void weigh_pairs(const AttendCall& call, int32_t pairs, const T* v, const uint8_t* next,
+                           const bf16* weights) {
   for (int32_t row = 0; row < call.num_rows;) {
     int32_t rows = next_rows<kWeighRows>(call.num_rows - row);
     int32_t head_dim = call.kv.head_dim;
@@ -202,7 +203,7 @@ PM_INLINE Span find_spans(const AttendCall& call, Span* spans) {
 // Few rows wait for memory: 1, 2 or 3 blocks ahead read pages of 32 nearly as fast as a loop that only reads them.
 constexpr int kAhead = 2;
 
-// What to ask for while block `index` is computed: a block that comes kAhead later. The blocks of K come first, then V's.
+// What to ask for while block `index` is computed: a block that comes kAhead later. K's blocks come first, then V's.
 PM_INLINE const uint8_t* block_ahead(const AttendCall& call, Span all, int32_t index) {
   int32_t first = all.first / kBlock, count = (all.last + kBlock - 1) / kBlock - first;
   index += kAhead;
@@ -211,9 +212,9 @@ PM_INLINE const uint8_t* block_ahead(const AttendCall& call, Span all, int32_t i
   return values_at(call, (first + index) * kBlock);
 }
 
-// Whether blocks of int8 are widened once for all rows. The values are the same either way.
-PM_INLINE bool is_widened(const AttendCall& call) {
-  return call.kv.kind == KvKind::int8 && call.num_rows > kDirectRows;
+// Whether int8 is widened in registers, not once for all rows. The values are the same either way.
+PM_INLINE bool is_direct(const AttendCall& call) {
+  return call.kv.kind == KvKind::int8 && call.num_rows <= kDirectRows;
 }
 
 PM_INLINE void score_split(const AttendCall& call, Span all, AttendScratch& scratch) {
@@ -225,13 +226,12 @@ PM_INLINE void score_split(const AttendCall& call, Span all, AttendScratch& scra
     const uint8_t* k = keys_at(call, position);
     int32_t tiles = (stop - position) / kTile;
     float* scores = scratch.scores + position;
-    if (is_widened(call)) {
-      widen(k, next, (stop - position) * call.kv.head_dim, scratch.block);
-      score_block(call, tiles, scratch.block, (const uint8_t*)scratch.block, scores);
-    } else if (call.kv.kind == KvKind::int8) {
+    if (is_direct(call)) {
       score_block(call, tiles, (const int8_t*)k, next, scores);
     } else {
-      score_block(call, tiles, (const bf16*)k, next, scores);
+      const bf16* keys = as_bf16(call, k, next, (stop - position) * call.kv.head_dim, scratch.block);
+      if (call.kv.kind == KvKind::int8) next = (const uint8_t*)keys;  // as_bf16() has asked
+      score_block(call, tiles, keys, next, scores);
     }
     position = stop;
   }
@@ -246,13 +246,12 @@ PM_INLINE void weigh_split(const AttendCall& call, Span all, AttendScratch& scra
     const uint8_t* next = block_ahead(call, all, index);
     const uint8_t* v = values_at(call, even);
     Span span = {position, stop};
-    if (is_widened(call)) {
-      widen(v, next, round_up(stop - even, 2) * call.kv.head_dim, scratch.block);
-      weigh_block(call, span, scratch.block, (const uint8_t*)scratch.block, scratch);
-    } else if (call.kv.kind == KvKind::int8) {
+    if (is_direct(call)) {
       weigh_block(call, span, (const int8_t*)v, next, scratch);
     } else {
-      weigh_block(call, span, (const bf16*)v, next, scratch);
+      const bf16* values = as_bf16(call, v, next, round_up(stop - even, 2) * call.kv.head_dim, scratch.block);
+      if (call.kv.kind == KvKind::int8) next = (const uint8_t*)values;
+      weigh_block(call, span, values, next, scratch);
     }
     position = stop;
   }

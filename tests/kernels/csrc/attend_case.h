@@ -106,8 +106,10 @@ struct Pages {
       uint8_t* page = kv.base + ids[position / c.page_size] * kv.page_stride;
       int slot = position % c.page_size;
       for (int d = 0; d < c.head_dim; d++) {
-        put(page, is_int8, slot / 16 * 16 * c.head_dim + d / 2 * 32 + slot % 16 * 2 + d % 2, r.k[position * c.head_dim + d]);
-        put(page + kv.v_offset, is_int8, slot / 2 * 2 * c.head_dim + d * 2 + slot % 2, r.v[position * c.head_dim + d]);
+        int k_at = slot / 16 * 16 * c.head_dim + d / 2 * 32 + slot % 16 * 2 + d % 2;
+        int v_at = slot / 2 * 2 * c.head_dim + d * 2 + slot % 2;
+        put(page, is_int8, k_at, r.k[position * c.head_dim + d]);
+        put(page + kv.v_offset, is_int8, v_at, r.v[position * c.head_dim + d]);
       }
       if (is_int8) {
         memcpy(page + kv.k_scales_offset + slot * 4, &r.k_scales[position], 4);
@@ -161,7 +163,8 @@ struct Oracle {
     std::vector<double> scores;
     for (int p = begin; p < end; p++) {
       double score = 0;
-      for (int d = 0; d < c.head_dim; d++) score += (double)from_bits(r.q[row * c.head_dim + d]) * r.k[p * c.head_dim + d];
+      for (int d = 0; d < c.head_dim; d++)
+        score += (double)from_bits(r.q[row * c.head_dim + d]) * r.k[p * c.head_dim + d];
       score *= r.k_scales[p] / sqrt((double)c.head_dim);
       if (c.soft_cap != 0) score = c.soft_cap * tanh(score / c.soft_cap);
       scores.push_back(score);
