@@ -21,7 +21,7 @@ constexpr int kSplit = 512;       // positions of one partial softmax; a multipl
 constexpr int kMaxHeadDim = 256;
 constexpr int kMaxRows = 64;      // query rows of one attend() call
 
-constexpr int32_t round_up(int32_t n, int32_t to) { return (n + to - 1) / to * to; }
+static constexpr int32_t round_up(int32_t n, int32_t to) { return (n + to - 1) / to * to; }
 
 // A linear's weight in tiles of 16 columns (outputs), panel after panel; inputs run along a panel.
 //
@@ -50,7 +50,7 @@ struct PackedWeight {
 };
 
 // Bytes of one group of a grouped panel.
-inline int32_t group_bytes(const PackedWeight& w) {
+static inline int32_t group_bytes(const PackedWeight& w) {
   int32_t scale_bytes = (w.has_f32_scales ? 4 : 2) * kPanel * w.scales_per_group;
   return kGroup * kPanel * w.bits / 8 + scale_bytes * (w.has_min ? 2 : 1);
 }
