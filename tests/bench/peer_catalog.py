@@ -22,10 +22,15 @@ SERVED_NAME = "m"
 _GIB = 2**30
 _MAX_MODEL_LEN = 8_192
 _POOL_GB = 4
-_POINTSMAN_POOL_GB = 1  # every full run writes all of it, so that memory beyond it can be told
+# Every full run writes all of SmolLM2's, so that memory beyond it can be told; Qwen3's holds the 32 requests of Q3.
+_POINTSMAN_POOL_GB = {"smollm2": 1, "tiny": 1, "qwen3": 2}
 # KV of llama.cpp: 32 slots of 2,560 tokens; SmolLM2's 30 layers of 3 heads of 64, keys and values in fp16.
 _LLAMA_SLOTS, _LLAMA_CONTEXT = 32, 81_920
 _LLAMA_KV_BYTES = _LLAMA_CONTEXT * 30 * 3 * 64 * 2 * 2
+
+
+class PeerFailure(Exception):
+    """A peer cannot be prepared, did not start, or did not end a load in time. The message is a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ class Peer:
         home: Base name of its folder; empty = Pointsman, which is here.
         program: In that folder; shows whether it is installed.
         models: Checkpoints that it serves.
-        prepare: A checkpoint's name -> how it is started.
+        prepare: A checkpoint's name -> how it is started, once what it reads is there; raises PeerFailure.
     """
 
     name: str
@@ -116,12 +121,18 @@ def _pointsman(quantization: str | None = None) -> Callable[[str, Places], Start
     def prepare(model: str, places: Places) -> Start:
         folder = find_checkpoint(model, places.cache, places.progress)
         flags = ["--served-model-name", SERVED_NAME, "--dtype", "bf16", "--max-model-len", str(_MAX_MODEL_LEN)]
-        flags += ["--kv-cache-bytes", f"{_POINTSMAN_POOL_GB}G", "--log-level", "warning", *places.pointsman_flags]
+        flags += [
+            "--kv-cache-bytes",
+            f"{_POINTSMAN_POOL_GB[model]}G",
+            "--log-level",
+            "warning",
+            *places.pointsman_flags,
+        ]
         flags += ["--quantization", quantization] if quantization else []
         share = {None: 1.0, "int8": 0.5, "int4": 0.28125}[quantization]  # int4: a scale of 2 bytes for 32 weights
         weight_bytes = int(get_weight_bytes(folder) * share)
         command = [sys.executable, "-m", "server", "serve", str(folder), *flags]
-        return Start(command, {}, weight_bytes, _POINTSMAN_POOL_GB * _GIB)
+        return Start(command, {}, weight_bytes, _POINTSMAN_POOL_GB[model] * _GIB)
 
     return prepare
 
@@ -181,7 +192,9 @@ def _llamacpp(kind: str) -> Callable[[str, Places], Start]:
 
 
 def _run(command: list[str], env: dict[str, str]) -> None:
-    subprocess.run(command, env={**os.environ, **env}, check=True, stdout=sys.stderr)
+    result = subprocess.run(command, env={**os.environ, **env}, check=False, stdout=sys.stderr)
+    if result.returncode:
+        raise PeerFailure(f"{Path(command[0]).name} failed with {result.returncode}: {' '.join(command)}")
 
 
 _ALL = ("smollm2", "tiny", "qwen3")

@@ -21,17 +21,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script,
 from server.bench.client import BenchClient, run_in_loop
 from server.bench.load import run_load
 from server.bench.target import Target
-from tests.bench.peer_catalog import ROOT, SERVED_NAME, Start
+from tests.bench.peer_catalog import ROOT, SERVED_NAME, PeerFailure, Start
 from tests.bench.peer_loads import WARM_UP, WARM_UP_NAME, NamedLoad, OnResult, measure, scale_load
 
 _START_S = 600.0
 _POLL_S = 0.05
 _END_S = 30.0
 _LOG_CHARS = 2_000
-
-
-class PeerFailure(Exception):
-    """A peer did not start, or did not end a load in time. The message is a sentence."""
 
 
 class PeerProcess:

@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script,
 
 from server.bench.results import RequestResult
 from server.startup_report import StartupReport
-from tests.bench.peer_catalog import PEERS, Peer, Places, default_homes, find_versions
+from tests.bench.peer_catalog import PEERS, Peer, PeerFailure, Places, default_homes, find_versions
 from tests.bench.peer_checkpoints import bench_cache_dir
 from tests.bench.peer_loads import LOADS, OnResult
 from tests.bench.peer_machine import CpuMeter, measure_memory_bytes
-from tests.bench.peer_process import PeerFailure, PeerProcess
+from tests.bench.peer_process import PeerProcess
 from tests.bench.peer_report import MAX_FOREIGN_CORES, build_plot, build_table, describe_faults
 
 _DEFAULT_LIMIT_S = 300.0
@@ -172,11 +172,11 @@ def _plan(peers: Sequence[Peer], loads: Sequence[str], num_rounds: int) -> Itera
 def _take_turn(turn: Turn, places: Places, findings: Findings, bar: Bar, args: argparse.Namespace) -> None:
     peer, model = turn.peer, turn.model
     bar.show(f"{peer.name}: starting with {model}, round {turn.repeat + 1}")
-    start = peer.prepare(model, places)
     log = places.cache / "logs" / f"{peer.name}-{model}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     begun = {"peer": peer.name, "model": model, "repeat": turn.repeat}
     try:
+        start = peer.prepare(model, places)
         with PeerProcess(start, log, limit_s=args.limit_s) as process:
             begun |= {"ready_s": process.ready_s, "weight_bytes": start.weight_bytes, "pool_bytes": start.pool_bytes}
             findings.starts.append(begun)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from server.bench.load import build_prompts
-from tests.bench.peer_catalog import PEERS, Places, Start, default_homes
+from tests.bench.peer_catalog import PEERS, PeerFailure, Places, Start, default_homes
 from tests.bench.peer_loads import LOADS, measure, scale_load
 from tests.bench.peer_machine import CpuMeter, find_tree, measure_memory_bytes
-from tests.bench.peer_process import PeerFailure, PeerProcess
+from tests.bench.peer_process import PeerProcess
 from tests.bench.peer_report import build_plot, build_table, describe_faults
 from tests.bench.peers import _plan
 from tests.server.bench.fake_completer import FakeCompleter
