@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,8 @@ _OURS = "pointsman"
 _QUANTISED = ("pointsman-int8", "pointsman-int4")
 # Loads of which the better of int8 and int4 is compared too.
 _QUANTISED_LOADS = ("W1", "W2", "W3")
-# As many as the plot has styles.
-_PLOTTED = ("pointsman", "vllm", "openvino", "llamacpp")
+# In bf16, and as many as the plot has styles.
+_FULL_PRECISION = ("pointsman", "vllm", "openvino", "llamacpp")
 _PLOTTED_LOADS = ("W1", "W2", "W3", "W4", "W5")
 _MIB = 2**20
 _NOISY_MARK = "*"
@@ -174,7 +174,7 @@ def _build_panel(
     title: str, label: str, read: Callable[[Record], float | None], records: Sequence[Record], starts: Sequence[Record]
 ) -> Panel:
     series = []
-    for style, peer in enumerate(_PLOTTED):
+    for style, peer in enumerate(_FULL_PRECISION):
         points = []
         for index, load in enumerate(_PLOTTED_LOADS, 1):
             number = find_value(Metric("", load, read, True), peer, records, starts).number
@@ -190,25 +190,27 @@ def _find_peers(starts: Sequence[Record]) -> list[str]:
 
 
 def _compare(metric: Metric, values: dict[str, Value]) -> str:
-    """Return Pointsman's ratios: 2.1x is twice as good, whichever way good is."""
-    others = [v.number for peer, v in values.items() if v.number and not peer.startswith(_OURS)]
-    if not others:
-        return "-"
-    best = max(others) if metric.is_more_better else min(others)
-    return " / ".join(_ratios(metric, values, best)) or "-"
+    """Return Pointsman's ratios: 2.1x is twice as good, whichever way good is.
+
+    In bf16 to the best in bf16; and the better of int8 and int4 to the best of whatever precision.
+    """
+    ours, quantised = [_OURS], [peer for peer in _QUANTISED if metric.load in _QUANTISED_LOADS]
+    others = [peer for peer in values if not peer.startswith(_OURS)]
+    ratios = (
+        ("", _ratio(metric, values, ours, [peer for peer in others if peer in _FULL_PRECISION])),
+        ("quantised ", _ratio(metric, values, quantised, others)),
+    )
+    return " / ".join(f"{name}{ratio:.2f}x" for name, ratio in ratios if ratio) or "-"
 
 
-def _ratios(metric: Metric, values: dict[str, Value], best: float) -> Iterator[str]:
-    def ratio(number: float) -> str:
-        return f"{number / best if metric.is_more_better else best / number:.2f}x"
-
-    ours = values.get(_OURS)
-    if ours is not None and ours.number:
-        yield ratio(ours.number)
-    quantised = [values[peer].number for peer in _QUANTISED if peer in values]
-    numbers = [number for number in quantised if number]
-    if numbers and metric.load in _QUANTISED_LOADS:
-        yield f"quantised {ratio(max(numbers) if metric.is_more_better else min(numbers))}"
+def _ratio(metric: Metric, values: dict[str, Value], ours: Sequence[str], others: Sequence[str]) -> float | None:
+    best = max if metric.is_more_better else min
+    mine, theirs = ([values[p].number for p in peers if p in values] for peers in (ours, others))
+    known_mine, known_theirs = ([number for number in numbers if number] for numbers in (mine, theirs))
+    if not known_mine or not known_theirs:
+        return None
+    ratio = best(known_mine) / best(known_theirs)
+    return ratio if metric.is_more_better else 1 / ratio
 
 
 def _format(value: Value, num_digits: int) -> str:

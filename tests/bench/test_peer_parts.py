@@ -193,6 +193,14 @@ def test_pointsman_is_compared_with_the_best_of_the_others_whichever_way_good_is
     assert told["W1 gap p50, ms"][-1] == "2.00x / quantised 4.00x"
 
 
+def test_precisions_are_compared_with_their_like() -> None:
+    runs = [run("llamacpp", "W1", 40.0), run("llamacpp-q4_0", "W1", 80.0)]
+    runs += [run("pointsman", "W1", 100.0), run("pointsman-int8", "W1", 200.0)]
+    starts = [start(peer) for peer in ("pointsman", "pointsman-int8", "llamacpp", "llamacpp-q4_0")]
+    # bf16 to bf16; int8 to whatever is fastest.
+    assert rows(*runs, starts=starts)["W1 one stream, tokens/s"][-1] == "2.50x / quantised 2.50x"
+
+
 def test_pointsman_alone_is_compared_with_nobody() -> None:
     table = build_table([run("pointsman", "W1", 100.0)], [start("pointsman")])
     assert list(table.header) == ["", "pointsman"]
