@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib.util
 import json
+import socket
 import time
 from collections.abc import Callable, Coroutine
 from typing import TypeVar, cast
@@ -194,8 +196,13 @@ def _find_fault(answer: _Answer, status: int) -> str | None:
 
 
 def _describe(error: Exception, target: Target) -> str:
-    if isinstance(error, ConnectionRefusedError):
+    if isinstance(error, socket.gaierror):
+        return f"the host {target.host} is unknown"
+    # A name with several addresses: each refused, with a text of its own.
+    if isinstance(error, ConnectionRefusedError) or str(error).startswith("Multiple exceptions"):
         return f"nothing listens on {target.host} port {target.port}"
     if isinstance(error, ConnectionError):
         return "the server broke the connection off"
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        return "this process may open no more connections: lower the load, or raise ulimit -n"
     return str(error)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 
 import pytest
 
@@ -111,6 +113,26 @@ async def test_nobody_listening_is_told() -> None:
         target = server.target
     result = await BenchClient(target, "m").complete("", 1)
     assert result.error == f"nothing listens on 127.0.0.1 port {target.port}"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (socket.gaierror(-2, "Name or service not known"), "the host h is unknown"),
+        (OSError("Multiple exceptions: [Errno 111] ('::1', 1), [Errno 111] ('127.0.0.1', 1)"), "nothing listens on h"),
+        (OSError(errno.EMFILE, "Too many open files"), "raise ulimit -n"),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), "No route to host"),
+    ],
+)
+async def test_why_there_is_no_connection_is_told_plainly(
+    error: OSError, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", refuse)
+    result = await BenchClient(Target("h", 1), "m").complete("", 1)
+    assert result.error is not None and told in result.error
 
 
 async def test_the_first_model_is_taken() -> None:
