@@ -89,7 +89,7 @@ class TokenText:
 
 
 class GenerationOutput(NamedTuple):
-    """What has come since the last one. A tuple because there is one a token: a frozen dataclass takes three times as long.
+    """What has come since the last one. A tuple: there is one a token, and a frozen dataclass takes thrice as long.
 
     Attributes:
         text: New text, complete characters only; concatenated over a request it is the whole answer.

@@ -13,8 +13,9 @@ from server.engine_client import EngineClient
 from server.json_text import encode_json, encode_long_json
 from server.output_text import TokenBytes
 from server.replies import ReplyHead, ReplyOptions, ReplyShape
+from server.reply_events import build_events
 from server.request_reader import RequestReader
-from server.streaming import EventStream, StreamTiming, build_events, collect_choices, run_while_connected
+from server.streaming import EventStream, StreamTiming, collect_choices, run_while_connected
 from server.wire_types import GenerationFields
 
 

@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script,
 from tests.bench.http_path_server import MODEL, run
 
 PROMPT_WORDS = 32
-_WORDS = " time year people way day man thing woman life child world school state family student group country".split(" ")
+_WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school")
 _EVENT, _END = b'data: {"', b"data: [DONE]"
 
 
@@ -112,7 +113,7 @@ async def put_load(port: int, load: Load) -> Seen:
     async def work() -> None:
         while requests:
             request = requests.pop()
-            _, stream = await loop.create_connection(lambda: _Stream(request, seen), "127.0.0.1", port)
+            _, stream = await loop.create_connection(partial(_Stream, request, seen), "127.0.0.1", port)
             await stream.ended
 
     started, cpu_started = time.perf_counter(), time.process_time()
@@ -205,10 +206,14 @@ def print_report(figures: dict[str, Any]) -> None:
     print(f"{'CPU time (us)':22s} {'per token':>10s} {'per request':>12s}")
     for stage, us in figures["us_per_token"].items():
         print(f"{stage:22s} {us:10.2f} {figures['us_per_request'][stage]:12.1f}")
-    print(f"events per token {figures['events_per_token']:.2f}; the client's {figures['client_us_per_token']:.1f} us a token")
-    first = figures["first_token_ms"]
     print(
-        f"short steps: {figures['tokens_per_s']:.0f} tokens/s, {figures['events_per_token_of_short_steps']:.2f} events per token; first token {first['among_all']:.2f} ms, of a stream alone {first['alone']:.2f} ms"
+        f"events per token {figures['events_per_token']:.2f}; the client's CPU time "
+        f"{figures['client_us_per_token']:.1f} us a token"
+    )
+    first, events = figures["first_token_ms"], figures["events_per_token_of_short_steps"]
+    print(
+        f"short steps: {figures['tokens_per_s']:.0f} tokens/s, {events:.2f} events per token; first token "
+        f"{first['among_all']:.2f} ms, of a stream alone {first['alone']:.2f} ms"
     )
 
 

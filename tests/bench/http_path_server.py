@@ -245,4 +245,3 @@ def _find_words(tokenizer: Tokenizer) -> list[int]:
     """Return ids that are whole words, as most of a real text's are."""
     texts = ((token_id, tokenizer.decode([token_id])) for token_id in range(1000, 6000))
     return [token_id for token_id, text in texts if text.strip().isalpha()][:2000]
-

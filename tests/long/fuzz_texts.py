@@ -18,9 +18,9 @@ from server.json_text import scrub_surrogates
 from server.logprob_replies import show_token
 from server.output_text import OutputText
 from server.replies import ChatShape, CompletionShape, ReplyHead, ReplyOptions
+from server.reply_events import build_events
 from server.sse import DONE, PING, build_event
 from server.stop_strings import StopStrings
-from server.streaming import build_events
 from tests.long.fuzz_oracles import (
     count_held_chars,
     cut,

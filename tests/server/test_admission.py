@@ -292,6 +292,43 @@ async def test_tokenising_and_rendering_leave_the_loop_free() -> None:
     assert threading.main_thread() not in threads
 
 
+async def test_a_small_request_is_admitted_at_once_as_it_would_be_by_a_thread() -> None:
+    async with admitting() as admission:
+        wire, talk = completion(["a", [5]], seed=1, n=2), chat("a", seed=1)
+        told = [admission.try_admit_completion(wire), admission.try_admit_chat(talk)]
+        asked = [await admission.admit_completion(wire), await admission.admit_chat(talk)]
+    for now, later in zip(told, asked, strict=True):
+        assert now is not None
+        for one, other in zip(now.requests, later.requests, strict=True):
+            assert one.prompt == other.prompt
+            assert one.engine_request.sampling_params == other.engine_request.sampling_params
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        completion("x" * 1001),
+        completion([[5] * 1001]),
+        completion(["x"] * 5),
+        completion("x", n=5),
+        completion(stop=[letter * 250 for letter in "wxyz"]),
+    ],
+    ids=["long text", "many ids", "many prompts", "many choices", "long stop strings"],
+)
+async def test_a_request_that_takes_long_is_left_to_a_thread(wire: CompletionRequest) -> None:
+    async with admitting() as admission:
+        assert admission.try_admit_completion(wire) is None
+        assert admission.try_admit_chat(chat("x" * 1001)) is None
+
+
+async def test_a_small_request_is_refused_like_any_other() -> None:
+    async with admitting() as admission:
+        with pytest.raises(RequestError, match="token id 5000"):
+            admission.try_admit_completion(completion([[5000]]))
+        with pytest.raises(RequestError, match="another"):
+            admission.try_admit_chat(chat("a", model="another"))
+
+
 async def test_long_texts_wait_for_each_other_and_short_ones_for_none_of_them() -> None:
     may_go_on = threading.Event()
     running: list[int] = []

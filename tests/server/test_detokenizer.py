@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.detokenizer import IncrementalDetokenizer
+from server.detokenizer import IncrementalDetokenizer, OwnTexts
+from server.token_bytes import joins_bytes
 from server.tokenizer import Tokenizer, load_tokenizer
 from tests.server.small_tokenizers import NASTY, byte_level_metadata, sentencepiece_metadata
 
@@ -170,3 +171,22 @@ def test_a_stray_byte_spoils_no_text_that_comes_in_the_same_step() -> None:
 def test_no_tokens_no_text() -> None:
     detokenizer = BYTE_LEVEL.decode_stream()
     assert (detokenizer.feed([]), detokenizer.flush()) == ("", "")
+
+
+def test_a_token_of_whole_characters_is_decoded_once_whatever_stands_before_it() -> None:
+    decoded: list[list[int]] = []
+
+    def decode(ids: list[int]) -> str:
+        decoded.append(ids)
+        return BYTE_LEVEL.decode(ids)
+
+    ids = BYTE_LEVEL.encode("you and you and 你 you", add_special_tokens=False)
+    streams = [IncrementalDetokenizer(decode, own_texts=texts) for texts in [OwnTexts(decode)] * 2]
+    for each in streams:
+        assert "".join(each.feed([token_id]) for token_id in ids) == "you and you and 你 you"
+    alone = [token_ids[0] for token_ids in decoded if len(token_ids) == 1 and BYTE_LEVEL.decode(token_ids).isascii()]
+    assert len(alone) == len(set(alone)) > 3
+
+
+def test_only_tokens_that_join_their_bytes_are_looked_up() -> None:
+    assert [joins_bytes(each._pipeline) for each in (BYTE_LEVEL, SENTENCEPIECE, LLAMA)] == [True, False, False]

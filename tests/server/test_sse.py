@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.sse import DONE, PING, build_event
+from server.sse import DONE, PING, TextEvent, build_event
 
 
 @given(st.text() | st.text(st.characters(categories=["Cs", "Zl", "Cc"])))
@@ -17,6 +17,14 @@ def test_an_event_is_one_data_line_of_utf8(text: str) -> None:
     assert event.count(b"\n") == 2
     assert b"\r" not in event
     json.loads(event.removeprefix(b"data: ").decode())
+
+
+@given(st.text() | st.text(st.characters(categories=["Cs", "Zl", "Cc"])))
+def test_an_event_around_its_text_is_the_event_built_whole(text: str) -> None:
+    def build(text: str) -> dict[str, object]:
+        return {"model": TextEvent.PLACEHOLDER, "choices": [{"text": text, "finish_reason": None}]}
+
+    assert TextEvent(build(TextEvent.PLACEHOLDER)).build(text) == build_event(build(text))
 
 
 def test_characters_travel_as_themselves() -> None:

@@ -9,6 +9,7 @@ from starlette.types import Message
 
 from engine_core import EngineDeadError, FinishReason
 from server.errors import ClientGoneError, RequestError
+from server.http_metrics import DIRECT_SEND
 from server.sse import PING
 from server.streaming import EventStream, StreamTiming, generate_all, run_while_connected
 from tests.server.fake_engine import create_request
@@ -142,6 +143,22 @@ async def test_a_ping_starts_the_response_once() -> None:
     start, *bodies = connection.sent
     assert (start["type"], start["status"]) == ("http.response.start", 200)
     assert all(message["body"] == PING and message["more_body"] for message in bodies)
+
+
+async def test_what_follows_the_head_goes_past_the_middlewares() -> None:
+    async def speak() -> AsyncGenerator[bytes, None]:
+        yield b"data: 1\n\n"
+
+    connection, seen = Connection(), list[str]()
+
+    async def send_noted(message: Message) -> None:
+        seen.append(message["type"])
+        await connection.send(message)
+
+    stream = EventStream(speak(), timing=StreamTiming())
+    await stream({"type": "http", DIRECT_SEND: connection.send}, connection.receive, send_noted)
+    assert seen == ["http.response.start"]
+    assert [message.get("body") for message in connection.sent] == [None, b"data: 1\n\n", b""]
 
 
 async def test_after_the_last_event_the_response_ends() -> None:
