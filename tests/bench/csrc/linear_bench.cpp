@@ -73,29 +73,35 @@ constexpr int kPeakRuns = 1 << 14, kChains = 16;
 __attribute__((target("avx512f,avx512bf16"))) void run_dpbf16(void) {
   __m512 sum[kChains] = {};
   __m512bh a = (__m512bh)_mm512_setzero_si512();
-  for (int i = 0; i < kPeakRuns; i++)
+  for (int i = 0; i < kPeakRuns; i++) {
+#pragma GCC unroll 16
     for (int j = 0; j < kChains; j++) {
       sum[j] = _mm512_dpbf16_ps(sum[j], a, a);
       asm volatile("" : "+v"(sum[j]));
     }
+  }
 }
 __attribute__((target("avx512f,avx512vnni"))) void run_dpbusd(void) {
   __m512i sum[kChains] = {};
   __m512i a = _mm512_setzero_si512();
-  for (int i = 0; i < kPeakRuns; i++)
+  for (int i = 0; i < kPeakRuns; i++) {
+#pragma GCC unroll 16
     for (int j = 0; j < kChains; j++) {
       sum[j] = _mm512_dpbusd_epi32(sum[j], a, a);
       asm volatile("" : "+v"(sum[j]));
     }
+  }
 }
 __attribute__((target("avx2,fma"))) void run_fma(void) {
   __m256 sum[8] = {};
   __m256 a = _mm256_setzero_ps();
-  for (int i = 0; i < kPeakRuns; i++)
+  for (int i = 0; i < kPeakRuns; i++) {
+#pragma GCC unroll 16
     for (int j = 0; j < 8; j++) {
       sum[j] = _mm256_fmadd_ps(a, a, sum[j]);
       asm volatile("" : "+x"(sum[j]));
     }
+  }
 }
 
 struct Peaks {
