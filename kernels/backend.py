@@ -8,95 +8,50 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from pathlib import Path
+from typing import Any, Protocol, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-Activation = Literal["silu", "gelu_tanh"]
-IntArray = NDArray[np.int32]
+from kernels.fused import FusedKernels, ModelSpec
+from kernels.step import Activation, AttnSpec, IntArray, KVPool, StepMeta
+
+__all__ = [
+    "Activation",
+    "AttnSpec",
+    "Backend",
+    "BackendOptions",
+    "IntArray",
+    "KVPool",
+    "NotFusableError",
+    "StepMeta",
+    "UnusableIsaError",
+    "backend_names",
+    "create_backend",
+]
+
+
+class NotFusableError(Exception):
+    """The backend has no whole-step kernels for a model; says why, as the end of a sentence."""
+
+
+class UnusableIsaError(ValueError):
+    """The instruction set that was asked for cannot be used; the message lists those that can."""
 
 
 @dataclass(frozen=True, slots=True)
-class AttnSpec:
-    """What distinguishes one kind of attention layer from another.
+class BackendOptions:
+    """What a backend may be told; each takes what concerns it.
 
     Attributes:
-        num_q_heads: Query heads; a multiple of ``num_kv_heads`` (grouped-query attention).
-        num_kv_heads: Key and value heads.
-        head_dim: Width of one head.
-        sm_scale: Factor on q·k before the softmax.
-        window_left: Tokens visible to the left of the query, itself not counted; -1 = all (FlashInfer's meaning).
-        soft_cap: ``cap * tanh(score / cap)`` on the scaled scores; 0 = off.
+        cpu_isa: auto, torch, or an instruction set of kernels.cpu_library.ISAS.
+        num_threads: Compute threads; 0 = as many as this process may use.
+        cache_dir: Where kernels are built; None = the user's cache.
     """
 
-    num_q_heads: int
-    num_kv_heads: int
-    head_dim: int
-    sm_scale: float
-    window_left: int = -1
-    soft_cap: float = 0.0
-
-
-@dataclass(slots=True)
-class StepMeta:
-    """One forward step over a ragged batch, in host int32 arrays. ``B`` requests, ``T`` tokens.
-
-    Request ``i`` owns the tokens ``qo_indptr[i]:qo_indptr[i+1]`` and the pages
-    ``kv_indices[kv_indptr[i]:kv_indptr[i+1]]``; its queries are the last ``q_len`` of its ``kv_lens[i]`` tokens::
-
-        pages of request i   [ p0 | p1 | p2 ]          kv_len = (3 - 1) * page_size + last_page_len
-        tokens                ......qqqq               q_len = 4, positions kv_len-4 .. kv_len-1
-
-    Attributes:
-        num_reqs: B. Requests with one query token (decodes) come first.
-        num_tokens: T.
-        num_decodes: How many of the first requests have ``q_len == 1``.
-        max_q_len: Longest query of the batch.
-        max_kv_len: Longest context of the batch.
-        qo_indptr: [B+1], token units.
-        kv_indptr: [B+1], page units.
-        kv_indices: [kv_indptr[-1]], page ids.
-        last_page_len: [B], 1..page_size.
-        kv_lens: [B], tokens including this step's.
-        token_ids: [T].
-        positions: [T].
-        slot_mapping: [T], ``page * page_size + offset`` where this token's K and V go.
-        logit_rows: [R], token rows whose logits are wanted.
-    """
-
-    num_reqs: int
-    num_tokens: int
-    num_decodes: int
-    max_q_len: int
-    max_kv_len: int
-    qo_indptr: IntArray
-    kv_indptr: IntArray
-    kv_indices: IntArray
-    last_page_len: IntArray
-    kv_lens: IntArray
-    token_ids: IntArray
-    positions: IntArray
-    slot_mapping: IntArray
-    logit_rows: IntArray
-
-
-class KVPool(Protocol):
-    """Pages of K and V for every layer. Opaque: the layout belongs to the backend, callers know only page ids."""
-
-    page_size: int
-    num_pages: int
-    page_bytes: int  # one page over all layers, K and V
-
-    def copy_pages(self, src: IntArray, dst: IntArray) -> None:
-        """Copy whole pages, all layers. ``src`` and ``dst``: [n] page ids, disjoint."""
-
-    def read_page(self, page: int, out: memoryview) -> None:
-        """Write one page's native bytes into ``out`` (``page_bytes`` long)."""
-
-    def write_page(self, page: int, data: memoryview) -> None:
-        """Fill one page from bytes that ``read_page`` of the same kind of pool gave."""
+    cpu_isa: str = "auto"
+    num_threads: int = 0
+    cache_dir: Path | None = None
 
 
 class Backend(Protocol):
@@ -173,6 +128,13 @@ class Backend(Protocol):
     def act_mul(self, x: torch.Tensor, kind: Activation) -> torch.Tensor:
         """Return ``act(x[:, :I]) * x[:, I:]``: [T, 2*I] -> [T, I]."""
 
+    def fuse(self, spec: ModelSpec) -> FusedKernels:
+        """Return kernels that compute the whole step of such a model in one call, in bf16.
+
+        Raises:
+            NotFusableError: There are none: compute it layer by layer with the methods above.
+        """
+
 
 # Lazy on purpose: naming a backend must not import the others' dependencies.
 _FACTORIES: dict[str, str] = {
@@ -186,13 +148,19 @@ def backend_names() -> tuple[str, ...]:
     return tuple(_FACTORIES)
 
 
-def create_backend(name: str) -> Backend:
+def create_backend(name: str, options: BackendOptions | None = None) -> Backend:
     """Create the backend called ``name``.
 
+    Args:
+        name: One of backend_names().
+        options: None = all defaults.
+
     Raises:
+        UnusableIsaError: ``options.cpu_isa`` cannot be used here.
         ValueError: The name is not registered; the message lists those that are.
     """
     if name not in _FACTORIES:
         raise ValueError(f"unknown backend {name!r}; known: {', '.join(_FACTORIES)}")
     module, _, factory = _FACTORIES[name].partition(":")
-    return cast(Callable[[], Backend], getattr(importlib.import_module(module), factory))()
+    create = cast(Callable[[BackendOptions], Backend], getattr(importlib.import_module(module), factory))
+    return create(options or BackendOptions())

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels.backend import AttnSpec, IntArray
+from kernels.step import AttnSpec, IntArray
 
 
 def page_bytes(layer_specs: Sequence[AttnSpec], *, page_size: int, dtype: torch.dtype) -> int:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from kernels.backend import Activation, AttnSpec, KVPool, StepMeta
+from kernels.backend import Activation, AttnSpec, BackendOptions, KVPool, NotFusableError, StepMeta
+from kernels.fused import FusedKernels, ModelSpec
 from kernels.paged_kv import PagedKV, page_bytes, to_index
 
 
@@ -166,11 +167,15 @@ class TorchBackend:
         activated = F.silu(gate) if kind == "silu" else F.gelu(gate, approximate="tanh")
         return (activated * up).to(x.dtype)
 
+    def fuse(self, spec: ModelSpec) -> FusedKernels:
+        """Refuse: the reference computes step by step."""
+        raise NotFusableError("the torch backend is the reference, which computes layer by layer")
+
 
 def _rmsnorm_fp32(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + eps) * weight.float()
 
 
-def create_backend() -> TorchBackend:
-    """Create the reference backend."""
+def create_backend(options: BackendOptions | None = None) -> TorchBackend:
+    """Create the reference backend. It has no options but torch's own."""
     return TorchBackend()

@@ -1,4 +1,4 @@
-"""The CPU backend, packed and not, against the reference, op by op."""
+"""The CPU backend without its kernels, packed and not, against the reference, op by op."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.backend import Activation, AttnSpec
-from kernels.cpu_backend import CpuBackend, create_backend, supported_dtypes
+from kernels.cpu_fallback import CpuFallback, supported_dtypes
 from kernels.torch_backend import TorchBackend
 from tests.kernels.attention_case import AttentionCase, create_case, create_spec, rotary_rows, run_paged
 from tests.kernels.step_builder import build_step, shuffled_tables
@@ -18,15 +18,15 @@ dtypes = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["fp32", "bf16"])
 
 
 @pytest.fixture
-def backend() -> CpuBackend:
-    return create_backend()
+def backend() -> CpuFallback:
+    return CpuFallback(prepacked_dtypes=supported_dtypes())
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, **TOLERANCE[expected.dtype])
 
 
-def assert_attention_agrees(backend: CpuBackend, case: AttentionCase, *, page_size: int = 32, seed: int = 0) -> None:
+def assert_attention_agrees(backend: CpuFallback, case: AttentionCase, *, page_size: int = 32, seed: int = 0) -> None:
     expected = run_paged(REFERENCE, case, page_size=page_size, seed=seed)
     assert_close(run_paged(backend, case, page_size=page_size, seed=seed), expected)
 
@@ -34,7 +34,7 @@ def assert_attention_agrees(backend: CpuBackend, case: AttentionCase, *, page_si
 @dtypes
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("ratio", [1, 2, 3, 4, 8])
-def test_attention_of_every_shape_of_heads(backend: CpuBackend, ratio: int, head_dim: int, dtype: torch.dtype) -> None:
+def test_attention_of_every_shape_of_heads(backend: CpuFallback, ratio: int, head_dim: int, dtype: torch.dtype) -> None:
     spec = create_spec(num_kv_heads=2 if ratio < 4 else 1, ratio=ratio, head_dim=head_dim)
     assert_attention_agrees(backend, create_case(spec, FEW, dtype=dtype))
 
@@ -42,7 +42,7 @@ def test_attention_of_every_shape_of_heads(backend: CpuBackend, ratio: int, head
 @dtypes
 @pytest.mark.parametrize("page_size", [32, 64, 128])
 @pytest.mark.parametrize("seed", range(3))
-def test_attention_over_shuffled_pages(backend: CpuBackend, page_size: int, seed: int, dtype: torch.dtype) -> None:
+def test_attention_over_shuffled_pages(backend: CpuFallback, page_size: int, seed: int, dtype: torch.dtype) -> None:
     case = create_case(create_spec(), dtype=dtype, seed=seed)
     assert_attention_agrees(backend, case, page_size=page_size, seed=seed)
 
@@ -51,30 +51,30 @@ def test_attention_over_shuffled_pages(backend: CpuBackend, page_size: int, seed
 @pytest.mark.parametrize("soft_cap", [0.0, 2.0])
 # Around the lengths of MIXED and the pages of 32: cuts inside a page, at its edge, and none at all.
 @pytest.mark.parametrize("window_left", [0, 1, 4, 30, 31, 32, 33, 63, 64, 69, 129, 160, 1000])
-def test_attention_in_a_window(backend: CpuBackend, window_left: int, soft_cap: float, dtype: torch.dtype) -> None:
+def test_attention_in_a_window(backend: CpuFallback, window_left: int, soft_cap: float, dtype: torch.dtype) -> None:
     spec = create_spec(window_left=window_left, soft_cap=soft_cap, num_kv_heads=1)
     assert_attention_agrees(backend, create_case(spec, dtype=dtype))
 
 
 @dtypes
-def test_attention_on_two_threads(backend: CpuBackend, two_threads: None, dtype: torch.dtype) -> None:
+def test_attention_on_two_threads(backend: CpuFallback, two_threads: None, dtype: torch.dtype) -> None:
     assert_attention_agrees(backend, create_case(create_spec(), dtype=dtype))
 
 
 @dtypes
-def test_attention_with_a_soft_cap(backend: CpuBackend, dtype: torch.dtype) -> None:
+def test_attention_with_a_soft_cap(backend: CpuFallback, dtype: torch.dtype) -> None:
     assert_attention_agrees(backend, create_case(create_spec(soft_cap=2.0), dtype=dtype))
 
 
 @dtypes
-def test_attention_for_every_q_len_to_130(backend: CpuBackend, dtype: torch.dtype) -> None:
+def test_attention_for_every_q_len_to_130(backend: CpuFallback, dtype: torch.dtype) -> None:
     requests = [(q_len, q_len + 7 * q_len % 40) for q_len in range(1, 131)]
     case = create_case(create_spec(num_kv_heads=1, ratio=2), requests, dtype=dtype)
     assert_attention_agrees(backend, case)
 
 
 @dtypes
-def test_attention_takes_slices_of_one_fused_projection(backend: CpuBackend, dtype: torch.dtype) -> None:
+def test_attention_takes_slices_of_one_fused_projection(backend: CpuFallback, dtype: torch.dtype) -> None:
     spec = create_spec()
     requests = [(1, 1), (40, 40)]
     meta = build_step(requests, shuffled_tables(requests, page_size=32, num_pages=4, seed=0), page_size=32)
@@ -87,7 +87,7 @@ def test_attention_takes_slices_of_one_fused_projection(backend: CpuBackend, dty
 
 
 @dtypes
-def test_layers_of_different_windows_share_a_plan(backend: CpuBackend, dtype: torch.dtype) -> None:
+def test_layers_of_different_windows_share_a_plan(backend: CpuFallback, dtype: torch.dtype) -> None:
     specs = [create_spec(window_left=window) for window in (8, -1, 40, 8)]
     requests = [(1, 100), (20, 60), (50, 50)]
     tables = shuffled_tables(requests, page_size=32, num_pages=12, seed=0)
@@ -114,7 +114,7 @@ def random_qkv(spec: AttnSpec, num_tokens: int, dtype: torch.dtype) -> tuple[tor
 
 
 @dtypes
-def test_a_request_does_not_depend_on_who_shares_the_batch(backend: CpuBackend, dtype: torch.dtype) -> None:
+def test_a_request_does_not_depend_on_who_shares_the_batch(backend: CpuFallback, dtype: torch.dtype) -> None:
     case = create_case(create_spec(), dtype=dtype)
     together = run_paged(backend, case)
     start = 0
@@ -127,7 +127,7 @@ def test_a_request_does_not_depend_on_who_shares_the_batch(backend: CpuBackend, 
 @dtypes
 @pytest.mark.parametrize("window_left", [-1, 40])
 def test_a_row_is_bit_equal_wherever_its_prompt_was_cut(
-    backend: CpuBackend, window_left: int, dtype: torch.dtype
+    backend: CpuFallback, window_left: int, dtype: torch.dtype
 ) -> None:
     """Chunks and prefix hits move the cut; only a lone last token takes another path."""
     case = create_case(create_spec(window_left=window_left), [(300, 300)], dtype=dtype)
@@ -138,7 +138,7 @@ def test_a_row_is_bit_equal_wherever_its_prompt_was_cut(
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 48])
-def test_a_page_size_it_does_not_have_is_refused(backend: CpuBackend, page_size: int) -> None:
+def test_a_page_size_it_does_not_have_is_refused(backend: CpuFallback, page_size: int) -> None:
     with pytest.raises(ValueError, match=f"pages of 32, 64 or 128 tokens, not {page_size}"):
         backend.alloc_kv([create_spec()], num_pages=1, page_size=page_size, dtype=torch.float32)
 
@@ -148,7 +148,7 @@ def test_a_page_size_it_does_not_have_is_refused(backend: CpuBackend, page_size:
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize(("num_out", "num_in"), [(576, 576), (97, 80), (64, 1536)])
 def test_linear(num_out: int, num_in: int, with_bias: bool, packs: bool, dtype: torch.dtype) -> None:
-    backend = create_backend() if packs else CpuBackend(prepacked_dtypes=())
+    backend = CpuFallback(prepacked_dtypes=supported_dtypes()) if packs else CpuFallback(prepacked_dtypes=())
     weight = (torch.randn(num_out, num_in) * num_in**-0.5).to(dtype)
     bias = torch.randn(num_out).to(dtype) if with_bias else None
     packed = backend.pack_linear(weight, bias)
@@ -161,7 +161,7 @@ def test_linear(num_out: int, num_in: int, with_bias: bool, packs: bool, dtype: 
 @dtypes
 @pytest.mark.parametrize(("num_out", "num_in"), [(960, 576), (576, 1536), (96, 3072)])
 def test_a_row_of_linear_is_bit_equal_in_any_batch(
-    backend: CpuBackend, two_threads: None, num_out: int, num_in: int, dtype: torch.dtype
+    backend: CpuFallback, two_threads: None, num_out: int, num_in: int, dtype: torch.dtype
 ) -> None:
     """Where it was measured: AVX512 with bf16, without AMX. oneDNN promises it nowhere; elsewhere rows are close.
 
@@ -182,7 +182,7 @@ def test_a_row_of_linear_is_bit_equal_in_any_batch(
 
 @dtypes
 @pytest.mark.parametrize("num_tokens", [1, 3, 65])
-def test_norms(backend: CpuBackend, num_tokens: int, dtype: torch.dtype) -> None:
+def test_norms(backend: CpuFallback, num_tokens: int, dtype: torch.dtype) -> None:
     x, residual = torch.randn(2, num_tokens, 576).to(dtype)
     weight = torch.randn(576).to(dtype)
     assert_close(backend.rmsnorm(x, weight, 1e-5), REFERENCE.rmsnorm(x, weight, 1e-5))
@@ -198,7 +198,7 @@ def test_norms(backend: CpuBackend, num_tokens: int, dtype: torch.dtype) -> None
 @pytest.mark.parametrize(("num_q_heads", "num_kv_heads", "head_dim"), [(9, 3, 64), (4, 1, 256), (2, 2, 80)])
 @pytest.mark.parametrize("normed", ["neither", "both", "q"])
 def test_qk_norm_rope(
-    backend: CpuBackend,
+    backend: CpuFallback,
     normed: str,
     num_q_heads: int,
     num_kv_heads: int,
@@ -221,7 +221,7 @@ def test_qk_norm_rope(
 @dtypes
 @pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("num_tokens", [1, 33])
-def test_act_mul(backend: CpuBackend, num_tokens: int, kind: Activation, dtype: torch.dtype) -> None:
+def test_act_mul(backend: CpuFallback, num_tokens: int, kind: Activation, dtype: torch.dtype) -> None:
     x = torch.randn(num_tokens, 3072).to(dtype) * 3
     before = x.clone()
     assert_close(backend.act_mul(x, kind), REFERENCE.act_mul(x, kind))
@@ -229,7 +229,7 @@ def test_act_mul(backend: CpuBackend, num_tokens: int, kind: Activation, dtype: 
 
 
 def test_default_dtype_is_bf16_where_linears_run_in_it() -> None:
-    both = CpuBackend(prepacked_dtypes=(torch.float32, torch.bfloat16))
+    both = CpuFallback(prepacked_dtypes=(torch.float32, torch.bfloat16))
     assert both.default_dtype == torch.bfloat16
-    assert CpuBackend(prepacked_dtypes=(torch.float32,)).default_dtype == torch.float32
-    assert CpuBackend(prepacked_dtypes=()).default_dtype == torch.float32
+    assert CpuFallback(prepacked_dtypes=(torch.float32,)).default_dtype == torch.float32
+    assert CpuFallback(prepacked_dtypes=()).default_dtype == torch.float32

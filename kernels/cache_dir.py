@@ -1,0 +1,19 @@
+"""Where this user's files that can be made again are kept: models, built kernels. Imports nothing, knows no flag."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def default_cache_dir(environment: Mapping[str, str] | None = None) -> Path:
+    """Return the user's cache directory: POINTSMAN_CACHE_DIR, or else ``pointsman`` in XDG's.
+
+    Args:
+        environment: As os.environ, which it is where None.
+    """
+    environment = os.environ if environment is None else environment
+    if environment.get("POINTSMAN_CACHE_DIR"):
+        return Path(environment["POINTSMAN_CACHE_DIR"]).expanduser()
+    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pointsman"
