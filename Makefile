@@ -8,8 +8,10 @@ ARGS ?=
 
 .PHONY: setup serve test test-long check compat bench bench-scheduler mutants clean
 
+# The kernels come last: they are built once, and again whenever their sources or the compiler change.
 setup: $(VENV)/.setup
 	@$(BIN)/pointsman fetch
+	@$(BIN)/python -m kernels.cpu_build
 
 # A torch that the Python already has is kept, through --system-site-packages; otherwise the lock's CPU build comes.
 # Debian's python3 lacks ensurepip, with which venv installs pip: there the pip at hand does it.

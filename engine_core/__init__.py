@@ -4,8 +4,11 @@ The Engine itself stands in engine_core.engine, apart, so that these cost no imp
 """
 
 from engine_core.config import (
+    CPU_ISAS,
+    KV_CACHE_DTYPES,
     POLICIES,
     PRIORITY_ORDERS,
+    QUANTIZATIONS,
     CacheConfig,
     DeviceConfig,
     EngineConfig,
@@ -25,10 +28,14 @@ from engine_core.messages import (
 )
 from engine_core.sampling_params import SamplingParams
 from engine_core.stats import SchedulerStats
+from kernels.cache_dir import default_cache_dir
 
 __all__ = [
+    "CPU_ISAS",
+    "KV_CACHE_DTYPES",
     "POLICIES",
     "PRIORITY_ORDERS",
+    "QUANTIZATIONS",
     "AbortRequest",
     "CacheConfig",
     "CapacityError",
@@ -49,4 +56,5 @@ __all__ = [
     "SchedulerConfig",
     "SchedulerStats",
     "TokenLogprobs",
+    "default_cache_dir",
 ]

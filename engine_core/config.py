@@ -13,6 +13,11 @@ from engine_core.errors import ConfigError
 
 POLICIES = ("fcfs", "priority")
 PRIORITY_ORDERS = ("higher-first", "lower-first")
+DTYPES = ("auto", "bf16", "fp32")
+QUANTIZATIONS = ("auto", "none", "int8", "int4")
+KV_CACHE_DTYPES = ("auto", "bf16", "int8")
+# kernels.cpu_library.ISAS, which would cost an import of torch; a test compares the two.
+CPU_ISAS = ("auto", "amx", "avx512", "avx512_vnni", "avx2", "generic", "torch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +28,14 @@ class ModelConfig:
         path: A checkpoint directory or a .gguf file.
         dtype: auto, bf16 or fp32: what weights and KV are computed in.
         max_model_len: Context in tokens; None = what the model was trained for.
+        quantization: Of the linears. auto: as the checkpoint stores them, none: dequantised to ``dtype``, or int8 or
+            int4.
     """
 
     path: Path
     dtype: str = "auto"
     max_model_len: int | None = None
+    quantization: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,7 @@ class CacheConfig:
         kv_cache_bytes: Memory for KV blocks; None = from what is free.
         enable_prefix_caching: Reuse the KV of equal prompt prefixes.
         watermark: Share of the blocks that admission leaves free while anything runs, 0..1.
+        kv_cache_dtype: auto, bf16 or int8; auto = the model's dtype.
     """
 
     block_size: int = 64
@@ -47,6 +56,7 @@ class CacheConfig:
     kv_cache_bytes: int | None = None
     enable_prefix_caching: bool = True
     watermark: float = 0.01
+    kv_cache_dtype: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +97,15 @@ class DeviceConfig:
 
     Attributes:
         backend: A name of kernels.backend.backend_names().
-        num_threads: Compute threads; 0 = one a core.
+        num_threads: Compute threads; 0 = as many as affinity and cgroup allow.
+        cpu_isa: The cpu backend's instruction set, or torch; auto = the quickest that runs here.
+        cache_dir: Where kernels are built; None = the user's cache.
     """
 
     backend: str = "cpu"
     num_threads: int = 0
+    cpu_isa: str = "auto"
+    cache_dir: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +135,19 @@ class EngineConfig:
             raise ConfigError(f"num_blocks must be at least 1, not {cache.num_blocks}")
         if not 0.0 <= cache.watermark < 1.0:
             raise ConfigError(f"watermark must lie in [0, 1), not {cache.watermark}")
-        if self.model.dtype not in ("auto", "bf16", "fp32"):
-            raise ConfigError(f"dtype must be auto, bf16 or fp32, not {self.model.dtype!r}")
+        self._check_compute()
+
+    def _check_compute(self) -> None:
+        for name, value, known in (
+            ("dtype", self.model.dtype, DTYPES),
+            ("quantization", self.model.quantization, QUANTIZATIONS),
+            ("kv_cache_dtype", self.cache.kv_cache_dtype, KV_CACHE_DTYPES),
+            ("cpu_isa", self.device.cpu_isa, CPU_ISAS),
+        ):
+            if value not in known:
+                raise ConfigError(f"{name} must be {', '.join(known[:-1])} or {known[-1]}, not {value!r}")
+        if self.device.num_threads < 0:
+            raise ConfigError(f"num_threads must be at least 0, not {self.device.num_threads}")
 
     def _check_scheduling(self) -> None:
         sched = self.scheduler

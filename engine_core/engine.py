@@ -9,29 +9,36 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from engine_core.config import EngineConfig
 from engine_core.core import EngineCore
-from engine_core.errors import ConfigError, EngineDeadError, EngineError
+from engine_core.errors import EngineDeadError, EngineError
 from engine_core.housekeeping import collect_garbage, no_full_collections
 from engine_core.kv_cache.manager import KVCacheManager
 from engine_core.memory import KVBudget, available_bytes, size_kv_pool
 from engine_core.messages import EngineCoreOutputs, EngineCoreRequest, EnginePhase, EngineState
 from engine_core.model.checkpoint import Checkpoint, open_checkpoint
-from engine_core.model.decoder import Decoder
-from engine_core.model.loader import load_decoder
+from engine_core.model.compute import settle_compute
+from engine_core.model.decoder import LanguageModel
 from engine_core.model.runner import ModelRunner
 from engine_core.scheduler.constraints import build_constraints
 from engine_core.scheduler.scheduler import Scheduler
 from engine_core.step_executor import DirectExecutor, StepExecutor, StepThread, ThreadedExecutor
-from kernels.backend import Backend, KVPool, StepMeta, create_backend
+from kernels.backend import KVPool, StepMeta
 
-__all__ = ["Checkpoint", "Engine", "open_checkpoint"]
+__all__ = ["Checkpoint", "Engine", "open_checkpoint", "resolve_config"]
 
 logger = logging.getLogger(__name__)
 
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+def resolve_config(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig:
+    """Return the config with everything settled that depends on the checkpoint and on this machine.
+
+    Raises:
+        ConfigError: The configuration does not fit them.
+    """
+    resolved = config.resolve(trained_model_len=checkpoint.arch.max_position_embeddings)
+    return settle_compute(resolved, checkpoint.arch).config
 
 
 class Engine:
@@ -57,9 +64,9 @@ class Engine:
         on_state: Callable[[EngineState], None] = lambda state: None,
         num_token_ids: int | None = None,
     ) -> None:
-        self._config = config.resolve(trained_model_len=checkpoint.arch.max_position_embeddings)
-        self._backend = create_backend(config.device.backend)
-        _check_block_size(config.cache.block_size, self._backend)
+        resolved = config.resolve(trained_model_len=checkpoint.arch.max_position_embeddings)
+        self._compute = settle_compute(resolved, checkpoint.arch)
+        self._config = self._compute.config
         self._checkpoint = checkpoint
         self._publish = publish
         self._on_state = on_state
@@ -146,19 +153,13 @@ class Engine:
         self._set_state(replace(self._state, progress=progress, detail=detail))
 
     def _load(self, thread: StepThread | None) -> EngineCore:
-        if self._config.device.num_threads:
-            torch.set_num_threads(self._config.device.num_threads)
-        backend = self._backend
-        dtype = _DTYPES.get(self._config.model.dtype, backend.default_dtype)
-        decoder = load_decoder(self._checkpoint, backend, dtype, self._report)
-        budget = self._size_pool(decoder, dtype)
-        kv = backend.alloc_kv(
-            decoder.layer_specs, num_pages=budget.num_blocks + 1, page_size=budget.block_size, dtype=dtype
-        )
+        model = self._compute.load(self._checkpoint, self._report)
+        budget = self._size_pool(model)
+        kv = model.alloc_kv(num_pages=budget.num_blocks + 1, page_size=budget.block_size)
         max_model_len = self._effective_model_len(budget)
         self._report(0.98, "warming up")
-        warm_up(decoder, kv)
-        runner = ModelRunner(decoder=decoder, kv=kv, max_model_len=max_model_len, num_token_ids=self._num_token_ids)
+        warm_up(model, kv)
+        runner = ModelRunner(decoder=model, kv=kv, max_model_len=max_model_len, num_token_ids=self._num_token_ids)
         executor = ThreadedExecutor(runner, thread) if thread else DirectExecutor(runner)
         self._core = self._build_core(executor, budget, max_model_len)
         self._set_state(
@@ -169,17 +170,17 @@ class Engine:
                 num_blocks=budget.num_blocks,
                 block_size=budget.block_size,
                 max_model_len=max_model_len,
-                weights_bytes=decoder.weights_bytes,
+                weights_bytes=model.weights_bytes,
                 kv_bytes=(budget.num_blocks + 1) * budget.block_bytes,
             )
         )
         return self._core
 
-    def _size_pool(self, decoder: Decoder, dtype: torch.dtype) -> KVBudget:
+    def _size_pool(self, model: LanguageModel) -> KVBudget:
         cache = self._config.cache
         return size_kv_pool(
             cache,
-            block_bytes=self._backend.kv_page_bytes(decoder.layer_specs, page_size=cache.block_size, dtype=dtype),
+            block_bytes=model.kv_page_bytes(cache.block_size),
             max_model_len=self._max_model_len,
             max_num_seqs=self._config.scheduler.max_num_seqs,
             available=available_bytes(),
@@ -226,13 +227,7 @@ class Engine:
         )
 
 
-def _check_block_size(block_size: int, backend: Backend) -> None:
-    if block_size not in backend.page_sizes:
-        sizes = ", ".join(map(str, backend.page_sizes))
-        raise ConfigError(f"block_size {block_size} is not one of the {backend.name} backend's: {sizes}")
-
-
-def warm_up(decoder: Decoder, kv: KVPool) -> None:
+def warm_up(model: LanguageModel, kv: KVPool) -> None:
     """Run every kernel path once, on the null page, before anybody waits for it."""
     for num_tokens in (1, kv.page_size):
         span = np.arange(num_tokens, dtype=np.int32)
@@ -253,4 +248,6 @@ def warm_up(decoder: Decoder, kv: KVPool) -> None:
             slot_mapping=span,
             logit_rows=span[-1:],
         )
-        list(decoder.iter_logits(decoder.forward(meta, kv)))
+        for needs_logits in (False, True):
+            rows = model.compute(meta, kv, needs_logits=np.array([needs_logits]), num_token_ids=model.arch.vocab_size)
+            list(rows)

@@ -69,8 +69,9 @@ class WeightRows:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> WeightRows:
-        """Describe a tensor, [rows, columns] in fp32, fp16 or bf16."""
+        """Describe a tensor, [rows, columns]; one of other numbers than fp32, fp16 or bf16 becomes fp32."""
         dense = tensor.detach().contiguous()
+        dense = dense if dense.dtype in _STORAGES else dense.float()
         return cls(dense.data_ptr(), dense, _STORAGES[dense.dtype], dense.shape[0], dense.shape[1])
 
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import ipaddress
-import os
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine_core import (
+    CPU_ISAS,
+    KV_CACHE_DTYPES,
     POLICIES,
     PRIORITY_ORDERS,
+    QUANTIZATIONS,
     CacheConfig,
     ConfigError,
     DeviceConfig,
@@ -24,6 +26,7 @@ from engine_core import (
     ModelConfig,
     SchedulerConfig,
 )
+from engine_core import default_cache_dir as default_cache_dir  # the flag's default, for whoever asks without flags
 from server.flag_values import (
     parse_bool,
     parse_bool_or_auto,
@@ -43,18 +46,6 @@ BACKENDS = ("torch", "cpu")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _CACHE, _DEVICE, _SCHEDULER = CacheConfig(), DeviceConfig(), SchedulerConfig()
-
-
-def default_cache_dir(environment: Mapping[str, str] | None = None) -> Path:
-    """Return where models are kept unless --cache-dir says otherwise (XDG's user cache).
-
-    Args:
-        environment: As os.environ, which it is where None.
-    """
-    environment = os.environ if environment is None else environment
-    if environment.get(f"{ENV_PREFIX}CACHE_DIR"):
-        return parse_path(environment[f"{ENV_PREFIX}CACHE_DIR"])
-    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pointsman"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +107,21 @@ class ServerConfig:
         parse_dtype,
         "Number format of weights and KV cache: auto, bf16 or fp32. auto takes what the machine computes fastest.",
         metavar="DTYPE",
+    )
+    quantization: str = _flag(
+        "auto",
+        parse_text,
+        "What the linears compute in: auto takes them as the checkpoint stores them, none dequantises to --dtype; "
+        "int8 or int4 make them smaller and quicker.",
+        metavar="KIND",
+        choices=QUANTIZATIONS,
+    )
+    kv_cache_dtype: str = _flag(
+        _CACHE.kv_cache_dtype,
+        parse_text,
+        "Number format of the KV cache: auto is that of --dtype, int8 takes half of bf16's memory.",
+        metavar="DTYPE",
+        choices=KV_CACHE_DTYPES,
     )
     block_size: int = _flag(_CACHE.block_size, parse_int(1), "Tokens a KV block: 32, 64 or 128.")
     num_kv_blocks: int | None = _flag(
@@ -192,7 +198,18 @@ class ServerConfig:
         metavar="NAME",
         choices=BACKENDS,
     )
-    num_threads: int = _flag(_DEVICE.num_threads, parse_int(0, 1024), "Compute threads; 0 = one a core.")
+    num_threads: int = _flag(
+        _DEVICE.num_threads,
+        parse_int(0, 1024),
+        "Compute threads; 0 = as many as CPU affinity and the container's CPU quota allow.",
+    )
+    cpu_isa: str = _flag(
+        _DEVICE.cpu_isa,
+        parse_text,
+        "Instruction set of the cpu backend's kernels; auto takes the quickest that runs here, torch none of them.",
+        metavar="NAME",
+        choices=CPU_ISAS,
+    )
     strict_fields: bool = _flag(False, parse_bool, "Refuse request fields that this server does not know.")
     enable_force_include_usage: bool = _flag(
         False, parse_bool, "Every stream ends with its usage, also where the request does not ask for it."
@@ -206,7 +223,11 @@ class ServerConfig:
     )
     cache_dir: Path = dataclasses.field(
         default_factory=default_cache_dir,
-        metadata={"flag": _Flag(parse_path, "Where downloaded models are kept.", "DIR", "~/.cache/pointsman", ())},
+        metadata={
+            "flag": _Flag(
+                parse_path, "Where downloaded models and built kernels are kept.", "DIR", "~/.cache/pointsman", ()
+            )
+        },
     )
 
     def check(self) -> None:
@@ -225,13 +246,14 @@ class ServerConfig:
             path: The checkpoint: a directory or a .gguf file.
         """
         return EngineConfig(
-            model=ModelConfig(path, self.dtype, self.max_model_len),
+            model=ModelConfig(path, self.dtype, self.max_model_len, self.quantization),
             cache=CacheConfig(
                 block_size=self.block_size,
                 num_blocks=self.num_kv_blocks,
                 kv_cache_bytes=self.kv_cache_bytes,
                 enable_prefix_caching=self.enable_prefix_caching,
                 watermark=self.watermark,
+                kv_cache_dtype=self.kv_cache_dtype,
             ),
             scheduler=SchedulerConfig(
                 max_num_batched_tokens=self.max_num_batched_tokens,
@@ -245,7 +267,7 @@ class ServerConfig:
                 target_itl_ms=self.target_itl_ms,
                 async_scheduling=self.async_scheduling,
             ),
-            device=DeviceConfig(self.backend, self.num_threads),
+            device=DeviceConfig(self.backend, self.num_threads, self.cpu_isa, self.cache_dir),
         )
 
 

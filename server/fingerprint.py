@@ -13,16 +13,19 @@ _WEIGHT_SUFFIXES = (".safetensors", ".gguf")
 
 
 def compute_fingerprint(config: EngineConfig, version: str) -> str:
-    """Return ``fp_`` and 12 digits, equal for equal weights, number format, kernels and version.
+    """Return ``fp_`` and 12 digits, equal for equal weights, number formats, kernels and version.
 
     Weights are told apart by their names, sizes, and the first and last 64 KiB of each file: reading gigabytes would
     double the time to start.
 
     Args:
-        config: Says where the checkpoint lies and how it is computed.
+        config: Resolved: says where the checkpoint lies and how it is computed.
         version: Of Pointsman.
     """
-    digest = hashlib.sha256(json.dumps([version, config.model.dtype, config.device.backend]).encode())
+    model, device = config.model, config.device
+    kernels = [device.backend, device.cpu_isa]
+    numbers = [model.dtype, model.quantization, config.cache.kv_cache_dtype]
+    digest = hashlib.sha256(json.dumps([version, *kernels, *numbers]).encode())
     for file in _weight_files(config.model.path):
         digest.update(f"{file.name} {file.stat().st_size}\n".encode())
         digest.update(_read_ends(file))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fastapi import FastAPI
 
 from engine_core import EngineConfig, EngineState
-from engine_core.engine import Checkpoint, Engine, open_checkpoint
+from engine_core.engine import Checkpoint, Engine, open_checkpoint, resolve_config
 from server.admission import Admission, SamplingDefaults
 from server.app import AppSettings, create_app
 from server.batch.files import BatchInput, BatchOutput
@@ -179,7 +179,7 @@ def open_model(config: ServerConfig, model: ResolvedModel) -> LoadedModel:
     tokenizer = load_tokenizer(model.path, checkpoint.gguf_metadata)
     return LoadedModel(
         name=config.served_model_name or model.served_name,
-        config=engine_config.resolve(trained_model_len=checkpoint.arch.max_position_embeddings),
+        config=resolve_config(engine_config, checkpoint),
         checkpoint=checkpoint,
         tokenizer=tokenizer,
         chat_template=_create_chat_template(tokenizer),

@@ -9,7 +9,7 @@ import shlex
 import sys
 from typing import TextIO
 
-from engine_core import EngineConfig, EnginePhase, EngineState
+from engine_core import DeviceConfig, EngineConfig, EnginePhase, EngineState
 
 _PROGRESS_STEPS = 4  # lines of progress where they cannot overwrite each other
 _MIB = 2**20
@@ -65,20 +65,38 @@ def format_summary(*, version: str, model_name: str, architecture: str, config: 
         version: Of Pointsman.
         model_name: As served.
         architecture: The checkpoint's own name for it.
-        config: Resolved: its context is settled.
+        config: Resolved: its context and what computes are settled.
         url: Where it is served.
     """
-    threads = config.device.num_threads or "one a core"
     return _format_rows(
         f"Pointsman {version}",
         {
             "model": f"{model_name} ({architecture})",
             "files": str(config.model.path),
             "context": f"{config.model.max_model_len:,} tokens",
-            "compute": f"{config.device.backend} kernels, dtype {config.model.dtype}, threads: {threads}",
+            "kernels": _kernels(config.device),
+            "numbers": f"weights {_weights(config)}, KV cache {_kv_dtype(config)}",
             "address": url,
         },
     )
+
+
+def _kernels(device: DeviceConfig) -> str:
+    return f"{device.backend} ({device.cpu_isa}), {device.num_threads} thread{'' if device.num_threads == 1 else 's'}"
+
+
+def _weights(config: EngineConfig) -> str:
+    model = config.model
+    if model.quantization in ("int8", "int4"):
+        return model.quantization
+    # A GGUF's blocks of numbers stay what they are; all else is computed in the dtype.
+    is_stored = model.quantization == "auto" and model.path.suffix.lower() == ".gguf"
+    return f"as stored, else {model.dtype}" if is_stored else model.dtype
+
+
+def _kv_dtype(config: EngineConfig) -> str:
+    kv_dtype = config.cache.kv_cache_dtype
+    return config.model.dtype if kv_dtype == "auto" else kv_dtype
 
 
 def format_memory(state: EngineState) -> str:

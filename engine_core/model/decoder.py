@@ -7,17 +7,50 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine_core.model.arch import ArchSpec, attn_specs
 from engine_core.model.rope import RopeSpec, build_cos_sin
+from engine_core.model.sampler import are_finite
 from kernels.backend import AttnSpec, Backend, IntArray, KVPool, StepMeta
+from kernels.fused import HeadRows
 
 _FIRST_TABLE_POSITIONS = 4096
 # Logits that exist at once, in fp32: a step of 8,192 tokens whose prompt's logprobs are wanted has 5 GB over 152k ids.
-_MAX_LOGITS_BYTES = 256 << 20
+MAX_LOGITS_BYTES = 256 << 20
+
+
+class LanguageModel(Protocol):
+    """What the runner and the engine need of a loaded model, whoever computes it."""
+
+    arch: ArchSpec
+    weights_bytes: int
+
+    def kv_page_bytes(self, page_size: int) -> int:
+        """Return the bytes of one page over all layers, without allocating."""
+
+    def alloc_kv(self, *, num_pages: int, page_size: int) -> KVPool:
+        """Allocate pages for all layers."""
+
+    def compute(
+        self, meta: StepMeta, kv: KVPool, *, needs_logits: NDArray[np.bool_], num_token_ids: int
+    ) -> Iterator[HeadRows]:
+        """Compute one step: append its tokens' K and V to the pages, and yield what the head says, in pieces.
+
+        Args:
+            meta: The batch.
+            kv: From alloc_kv().
+            needs_logits: [R], for each of ``meta.logit_rows``, whether somebody reads its logits.
+            num_token_ids: Ids that may be picked; the rest of the vocabulary is padding.
+
+        Yields:
+            The rows in order: in one piece, unless their logits are very many. A piece's logits are there where one of
+            its rows needs them, and gone when the next piece is asked for.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +129,26 @@ class Decoder:
         has_local = arch.local_rope is not None
         ropes = (arch.rope,) if arch.local_rope is None else (arch.rope, arch.local_rope)
         self._rope_of_layer = [int(has_local and window >= 0) for window in arch.windows]
-        self._cos_sin = [_CosSinTable(rope, arch.head_dim, backend.device) for rope in ropes]
+        self._cos_sin = [CosSinTable(rope, arch.head_dim, backend.device) for rope in ropes]
+
+    def kv_page_bytes(self, page_size: int) -> int:
+        """Return the bytes of one page over all layers, without allocating."""
+        return self._backend.kv_page_bytes(self.layer_specs, page_size=page_size, dtype=self.dtype)
+
+    def alloc_kv(self, *, num_pages: int, page_size: int) -> KVPool:
+        """Allocate pages for all layers."""
+        return self._backend.alloc_kv(self.layer_specs, num_pages=num_pages, page_size=page_size, dtype=self.dtype)
+
+    def compute(
+        self, meta: StepMeta, kv: KVPool, *, needs_logits: NDArray[np.bool_], num_token_ids: int
+    ) -> Iterator[HeadRows]:
+        """Compute one step; see LanguageModel. Logits are there for every row: the head gives nothing less."""
+        for padded in self.iter_logits(self.forward(meta, kv)):
+            logits: NDArray[np.float32] = padded.cpu().contiguous().numpy()
+            del padded
+            known = logits[:, :num_token_ids]
+            yield HeadRows(known.argmax(axis=1).astype(np.int32), are_finite(known), logits)
+            del logits, known  # the next ones take their place
 
     @torch.inference_mode()
     def forward(self, meta: StepMeta, kv: KVPool) -> torch.Tensor:
@@ -140,7 +192,7 @@ class Decoder:
         Args:
             hidden: [R, H], from forward().
         """
-        max_rows = max(1, _MAX_LOGITS_BYTES // (4 * self.arch.vocab_size))
+        max_rows = max(1, MAX_LOGITS_BYTES // (4 * self.arch.vocab_size))
         for first in range(0, len(hidden), max_rows):
             yield self._logits(hidden[first : first + max_rows])
 
@@ -174,20 +226,30 @@ class Decoder:
         return torch.from_numpy(array).to(self._backend.device)
 
 
-class _CosSinTable:
-    """One rope's table, grown to the longest context seen: a 128k context would cost 64 MiB and more at load."""
+class CosSinTable:
+    """One rope's table, grown to the longest context seen: a 128k context would cost 64 MiB and more at load.
 
-    def __init__(self, rope: RopeSpec, head_dim: int, device: str) -> None:
+    Attributes:
+        values: [num_positions, head_dim] fp32.
+    """
+
+    def __init__(self, rope: RopeSpec, head_dim: int, device: str = "cpu") -> None:
         self._rope = rope
         self._head_dim = head_dim
         self._device = device
-        self._table = self._build(_FIRST_TABLE_POSITIONS)
+        self.values = self._build(_FIRST_TABLE_POSITIONS)
+
+    def grow(self, num_positions: int) -> bool:
+        """Make room for so many positions; return whether the table is another one now."""
+        if num_positions <= len(self.values):
+            return False
+        self.values = self._build(1 << (num_positions - 1).bit_length())
+        return True
 
     def rows(self, positions: torch.Tensor, max_kv_len: int) -> torch.Tensor:
         """[T] positions below ``max_kv_len`` -> [T, head_dim]."""
-        if max_kv_len > len(self._table):
-            self._table = self._build(1 << (max_kv_len - 1).bit_length())
-        return self._table.index_select(0, positions)
+        self.grow(max_kv_len)
+        return self.values.index_select(0, positions)
 
     def _build(self, num_positions: int) -> torch.Tensor:
         return build_cos_sin(self._rope, self._head_dim, num_positions).to(self._device)

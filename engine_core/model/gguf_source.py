@@ -16,7 +16,8 @@ from engine_core.errors import CheckpointError
 from engine_core.model.gguf_config import build_config, find_eos_ids
 from engine_core.model.gguf_file import Container, TensorInfo, open_container
 from engine_core.model.gguf_names import FAMILIES, GGUFFamily, hf_name
-from engine_core.model.weights import GenerationDefaults, WeightSource
+from engine_core.model.weights import GenerationDefaults, StoredMatrix, WeightSource
+from kernels.fused import Storage, WeightRows
 
 # Elements dequantised at a time: the temporaries stay in cache. 5x faster than a whole tensor at once.
 _CHUNK_ELEMENTS = 131_072
@@ -68,12 +69,26 @@ class GGUFWeights:
         tensor = read_tensor(self._container, self._container.tensors[self._names[name]])
         if self._family.has_folded_norms and name.endswith("norm.weight"):
             return tensor.float() - 1.0
-        if self._family.has_permuted_qk:
-            if ".q_proj." in name:
-                return _unpermute(name, tensor, self._num_q_heads)
-            if ".k_proj." in name:
-                return _unpermute(name, tensor, self._num_kv_heads)
-        return tensor
+        num_heads = self._num_permuted_heads(name)
+        return tensor if num_heads == 0 else _unpermute(name, tensor, num_heads)
+
+    def read_stored(self, name: str) -> StoredMatrix:
+        info = self._container.tensors[self._names[name]]
+        raw = self._container.raw(info)
+        num_rows, num_columns = info.shape
+        address: int = raw.__array_interface__["data"][0]
+        rows = WeightRows(address, raw, Storage[info.kind.name], num_rows, num_columns)
+        num_heads = self._num_permuted_heads(name)
+        if num_heads == 0:
+            return StoredMatrix(rows)
+        order = _unpermute(name, torch.arange(num_rows, dtype=torch.int32), num_heads)
+        return StoredMatrix(rows, order.numpy())
+
+    def _num_permuted_heads(self, name: str) -> int:
+        """Return the heads whose rows are reordered; 0 = they are not."""
+        if self._family.has_permuted_qk and ".q_proj." in name:
+            return self._num_q_heads
+        return self._num_kv_heads if self._family.has_permuted_qk and ".k_proj." in name else 0
 
 
 def open_gguf(path: Path) -> GGUFFile:

@@ -5,9 +5,11 @@ Learns of requests only through SchedulerOutput deltas and its own samples; neve
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine_core.messages import TokenLogprobs
 from engine_core.model.sampler import OwnTokens
@@ -23,11 +25,13 @@ class RequestRow:
         prompt_logprobs: Of the prompt's tokens from the second on, as far as computed, where the request asked for them
             and has not got them; else None. A request that comes back without an output starts anew, one that has
             outputs has them.
+        is_greedy: Whether its likeliest token is the one it gets, and nobody asks how likely.
     """
 
     __slots__ = (
         "_block_ids",
         "_token_ids",
+        "is_greedy",
         "num_blocks",
         "num_prompt_tokens",
         "num_tokens",
@@ -47,6 +51,7 @@ class RequestRow:
         self._token_ids[: self.num_tokens] = data.token_ids
         self.num_blocks = 0
         self.append_blocks(data.block_ids)
+        self.is_greedy = _is_greedy(self.sampling)
         is_gathering = self.sampling.num_prompt_logprobs is not None and self.num_tokens == self.num_prompt_tokens
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if is_gathering else None
 
@@ -60,8 +65,14 @@ class RequestRow:
             output=self._token_ids[self.num_prompt_tokens : self.num_tokens],
         )
 
+    def token(self, position: int) -> int:
+        return self._token_ids.item(position)
+
     def tokens(self, start: int, stop: int) -> IntArray:
         return self._token_ids[start:stop]
+
+    def block(self, index: int) -> int:
+        return self._block_ids.item(index)
 
     def blocks(self, num: int) -> IntArray:
         return self._block_ids[:num]
@@ -107,6 +118,7 @@ class StepInputs:
         sampling_lines: [S], its line in the SchedulerOutput's columns.
         sampling_logits: [S], which of the R logit rows it samples from.
         prompt_logits: The rest of the logit rows, for requests that asked about their prompts.
+        needs_logits: [R], whether somebody reads the logits themselves.
     """
 
     meta: StepMeta
@@ -114,6 +126,7 @@ class StepInputs:
     sampling_lines: list[int]
     sampling_logits: list[int]
     prompt_logits: list[PromptLogits]
+    needs_logits: NDArray[np.bool_]
 
 
 class InputBatch:
@@ -139,59 +152,127 @@ class InputBatch:
             self._rows[request_id].append_blocks(block_ids)
 
     def build_step(self, output: SchedulerOutput) -> StepInputs:
-        """Lay out the scheduled tokens, single-token requests first (StepMeta's order)."""
-        # sorted() is stable: within a group the schedule's order stays.
-        lines = sorted(range(len(output.req_ids)), key=lambda line: output.token_counts[line] > 1)
-        rows = [self._rows[output.req_ids[line]] for line in lines]
-        q_lens = np.array([output.token_counts[line] for line in lines], np.int32)
-        q_starts = np.array([output.starts[line] for line in lines], np.int32)
-        starts, ends = q_starts.tolist(), (q_starts + q_lens).tolist()
-        logit_tokens: list[int] = []  # indices into the step's tokens
-        sampling, sampling_logits, prompt_logits = list[int](), list[int](), list[PromptLogits]()
+        """Lay out the scheduled tokens, single-token requests first (StepMeta's order).
+
+        64 decoding requests take 80 us: what is done for each of them is counted in lookups.
+        """
+        lines = _singles_first(output.token_counts)
+        by_id = self._rows
+        rows = [by_id[output.req_ids[line]] for line in lines]
+        starts = [output.starts[line] for line in lines]
+        q_lens = [output.token_counts[line] for line in lines]
+        wanted = _WantedLogits()
         end_token = 0
-        for index, row in enumerate(rows):
-            start, end = starts[index], ends[index]
-            first_token, end_token = end_token, end_token + end - start
+        for row, line, start, q_len in zip(rows, lines, starts, q_lens, strict=True):
+            first_token, end_token = end_token, end_token + q_len
+            end = start + q_len
             if row.prompt_logprobs is not None:
-                foretold = row.tokens(start + 1, min(end + 1, row.num_prompt_tokens))
-                prompt_logits.append(PromptLogits(row, len(logit_tokens), foretold))
-                logit_tokens += range(first_token, first_token + len(foretold))
+                wanted.add_prompt(row, first_token, row.tokens(start + 1, min(end + 1, row.num_prompt_tokens)))
             # Whoever reaches the last token that this runner knows samples: a step scheduled before the tokens of the
             # one before it were known finds them here.
             if end == row.num_tokens:
-                sampling.append(index)
-                sampling_logits.append(len(logit_tokens))
-                logit_tokens.append(end_token - 1)
-        meta = self._lay_out(rows, q_starts, q_lens, logit_tokens)
-        sampling_rows, sampling_lines = [rows[index] for index in sampling], [lines[index] for index in sampling]
-        return StepInputs(meta, sampling_rows, sampling_lines, sampling_logits, prompt_logits)
+                wanted.add_sampling(row, line, end_token - 1)
+        meta = self._lay_out(rows, starts, q_lens, wanted.tokens)
+        meta.num_common_pages = output.num_common_prefix_blocks
+        return wanted.build(meta)
 
     def _lay_out(
-        self, rows: list[RequestRow], q_starts: IntArray, q_lens: IntArray, logit_tokens: list[int]
+        self, rows: list[RequestRow], starts: list[int], q_lens: list[int], logit_tokens: list[int]
     ) -> StepMeta:
         size = self._block_size
-        kv_lens = q_starts + q_lens
-        num_pages = -(-kv_lens // size)
-        ends = kv_lens.tolist()
-        spans = list(zip(rows, q_starts.tolist(), ends, strict=True))
-        positions = np.concatenate([np.arange(start, end, dtype=np.int32) for _, start, end in spans])
-        slots = [row.blocks(row.num_blocks)[np.arange(start, end) // size] for row, start, end in spans]
+        q_len_array = np.array(q_lens, np.int32)
+        kv_lens = np.array(starts, np.int32) + q_len_array
+        num_pages = (kv_lens + np.int32(size - 1)) // np.int32(size)
+        token_ids, positions, slots = _lay_out_tokens(rows, starts, q_lens, size)
         return StepMeta(
             num_reqs=len(rows),
-            num_tokens=len(positions),
-            num_decodes=int((q_lens == 1).sum()),
-            max_q_len=int(q_lens.max()),
+            num_tokens=len(token_ids),
+            num_decodes=q_lens.count(1),
+            max_q_len=max(q_lens),
             max_kv_len=int(kv_lens.max()),
-            qo_indptr=_indptr(q_lens),
+            qo_indptr=_indptr(q_len_array),
             kv_indptr=_indptr(num_pages),
             kv_indices=np.concatenate([row.blocks(num) for row, num in zip(rows, num_pages.tolist(), strict=True)]),
-            last_page_len=(kv_lens - (num_pages - 1) * size).astype(np.int32),
+            last_page_len=kv_lens - (num_pages - np.int32(1)) * np.int32(size),
             kv_lens=kv_lens,
-            token_ids=np.concatenate([row.tokens(start, end) for row, start, end in spans]),
+            token_ids=token_ids,
             positions=positions,
-            slot_mapping=np.concatenate(slots) * np.int32(size) + positions % size,
+            slot_mapping=slots,
             logit_rows=np.array(logit_tokens, np.int32),
         )
+
+
+class _WantedLogits:
+    """Collects which of a step's tokens have their logits read, and by whom."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []  # indices into the step's tokens
+        self._sampling_rows: list[RequestRow] = []
+        self._sampling_lines: list[int] = []
+        self._sampling_logits: list[int] = []
+        self._prompts: list[PromptLogits] = []
+        self._needs_logits: list[bool] = []
+
+    def add_prompt(self, row: RequestRow, first_token: int, foretold: IntArray) -> None:
+        self._prompts.append(PromptLogits(row, len(self.tokens), foretold))
+        self.tokens += range(first_token, first_token + len(foretold))
+        self._needs_logits += [True] * len(foretold)
+
+    def add_sampling(self, row: RequestRow, line: int, token: int) -> None:
+        self._sampling_rows.append(row)
+        self._sampling_lines.append(line)
+        self._sampling_logits.append(len(self.tokens))
+        self.tokens.append(token)
+        self._needs_logits.append(not row.is_greedy)
+
+    def build(self, meta: StepMeta) -> StepInputs:
+        return StepInputs(
+            meta=meta,
+            sampling_rows=self._sampling_rows,
+            sampling_lines=self._sampling_lines,
+            sampling_logits=self._sampling_logits,
+            prompt_logits=self._prompts,
+            needs_logits=np.array(self._needs_logits, np.bool_),
+        )
+
+
+def _is_greedy(sampling: SamplingParams) -> bool:
+    return (
+        sampling.temperature == 0.0
+        and sampling.repetition_penalty == 1.0
+        and not (sampling.frequency_penalty or sampling.presence_penalty or sampling.logit_bias)
+        and sampling.min_tokens == 0
+        and sampling.num_logprobs is None
+    )
+
+
+def _singles_first(token_counts: list[int]) -> Sequence[int]:
+    """Return the lines with one token, then the others, each part in its order."""
+    num_singles = token_counts.count(1)
+    if token_counts[:num_singles].count(1) == num_singles:  # as the scheduler has it, unless a prompt ends by one token
+        return range(len(token_counts))
+    return sorted(range(len(token_counts)), key=lambda line: token_counts[line] > 1)  # sorted() is stable
+
+
+def _lay_out_tokens(
+    rows: list[RequestRow], starts: list[int], q_lens: list[int], block_size: int
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Return each token's id, its position, and its slot in the pages. Rows with one token come first."""
+    num_singles = q_lens.count(1)
+    singles, their_starts = rows[:num_singles], starts[:num_singles]
+    token_ids = [np.array([row.token(start) for row, start in zip(singles, their_starts, strict=True)], np.int32)]
+    positions = [np.array(their_starts, np.int32)]
+    blocks = [
+        np.array([row.block(start // block_size) for row, start in zip(singles, their_starts, strict=True)], np.int32)
+    ]
+    for row, start, q_len in zip(rows[num_singles:], starts[num_singles:], q_lens[num_singles:], strict=True):
+        span = np.arange(start, start + q_len, dtype=np.int32)
+        token_ids.append(row.tokens(start, start + q_len))
+        positions.append(span)
+        blocks.append(row.blocks(row.num_blocks)[span // block_size])
+    all_positions = np.concatenate(positions)
+    slots = np.concatenate(blocks) * np.int32(block_size) + all_positions % np.int32(block_size)
+    return np.concatenate(token_ids), all_positions, slots
 
 
 def _indptr(lengths: IntArray) -> IntArray:

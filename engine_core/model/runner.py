@@ -6,29 +6,32 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine_core.model.decoder import Decoder
+from engine_core.model.decoder import LanguageModel
 from engine_core.model.input_batch import InputBatch, PromptLogits, RequestRow, StepInputs
 from engine_core.model.logprobs import token_logprobs
 from engine_core.model.noise import FloatRow
-from engine_core.model.sampler import is_finite, pick_token
+from engine_core.model.sampler import pick_token
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from kernels.backend import KVPool
+from kernels.fused import HeadRows
 
 _NOT_FINITE = "The model gave logits that are not finite; try another prompt or dtype."
 
 
 class ModelRunner:
-    """A decoder, its KV pages, and the running requests' tokens.
+    """A model, its KV pages, and the running requests' tokens.
 
     Args:
         decoder: The loaded model.
-        kv: Pages; page ids are the scheduler's block ids.
+        kv: Its pages; page ids are the scheduler's block ids.
         max_model_len: Context in tokens.
         num_token_ids: Ids that the tokenizer knows; None = the model's whole vocabulary. The rest of a row of logits is
             padding: nobody ever looks at it.
     """
 
-    def __init__(self, *, decoder: Decoder, kv: KVPool, max_model_len: int, num_token_ids: int | None = None) -> None:
+    def __init__(
+        self, *, decoder: LanguageModel, kv: KVPool, max_model_len: int, num_token_ids: int | None = None
+    ) -> None:
         self._decoder = decoder
         self._kv = kv
         self._batch = InputBatch(max_model_len=max_model_len, block_size=kv.page_size)
@@ -43,41 +46,52 @@ class ModelRunner:
         step = self._batch.build_step(output)
         result = ModelRunnerOutput(token_ids=[-1] * len(output.req_ids))
         first = 0
-        for padded in self._decoder.iter_logits(self._decoder.forward(step.meta, self._kv)):
-            logits: NDArray[np.float32] = padded.cpu().contiguous().numpy()[:, : self._num_token_ids]
-            self._read(step, first, logits, result)
-            first += len(logits)
-            del padded, logits  # the next ones take their place
+        for piece in self._decoder.compute(
+            step.meta, self._kv, needs_logits=step.needs_logits, num_token_ids=self._num_token_ids
+        ):
+            self._read(step, first, piece, result)
+            first += len(piece.greedy_ids)
+            del piece  # the next one takes its place
         return result
 
-    def _read(self, step: StepInputs, first: int, logits: NDArray[np.float32], result: ModelRunnerOutput) -> None:
-        """Give the logit rows from ``first`` on to those whom they belong to."""
-        stop = first + len(logits)
+    def _read(self, step: StepInputs, first: int, piece: HeadRows, result: ModelRunnerOutput) -> None:
+        """Give the head's rows from ``first`` on to those whom they belong to."""
+        greedy_ids, is_finite = piece.greedy_ids.tolist(), piece.is_finite.tolist()
+        stop = first + len(greedy_ids)
+        logits = None if piece.logits is None else piece.logits[:, : self._num_token_ids]
         for prompt in step.prompt_logits:
-            self._read_prompt(prompt.within(first, stop), logits, result)
+            assert logits is not None, "asked for"
+            self._read_prompt(prompt.within(first, stop), logits, is_finite, result)
         for row, line, index in zip(step.sampling_rows, step.sampling_lines, step.sampling_logits, strict=True):
-            if first <= index < stop:
-                result.token_ids[line] = self._sample(row, logits[index - first], result)
+            if not first <= index < stop:
+                continue
+            if not is_finite[index - first]:
+                result.errors[row.request_id] = _NOT_FINITE
+            if row.request_id in result.errors:
+                row.append_token(0)  # a step that is scheduled already takes a token from here
+                continue
+            if row.is_greedy:
+                token_id = greedy_ids[index - first]
+                row.append_token(token_id)
+            else:
+                assert logits is not None, "asked for"
+                token_id = self._sample(row, logits[index - first], result)
+            result.token_ids[line] = token_id
+            if row.prompt_logprobs is not None:
+                _hand_over_prompt(row, result)
 
     def _sample(self, row: RequestRow, logits: FloatRow, result: ModelRunnerOutput) -> int:
-        """Pick a row's next token, or end its request with an error; return what goes into the column."""
-        if not is_finite(logits):
-            result.errors[row.request_id] = _NOT_FINITE
-        if row.request_id in result.errors:
-            row.append_token(0)  # a step that is scheduled already takes a token from here
-            return -1
+        """Pick a row's next token as its request wants it."""
         token_id = pick_token(logits, row.sampling, row.own_tokens())
         row.append_token(token_id)
         num_top = row.sampling.num_logprobs
         if num_top is not None:
             result.logprobs[row.request_id] = [token_logprobs(logits, token_id, num_top)]
-        if row.prompt_logprobs is not None:
-            assert len(row.prompt_logprobs) == row.num_prompt_tokens - 1, "the whole prompt was computed for it"
-            result.prompt_logprobs[row.request_id] = row.prompt_logprobs
-            row.prompt_logprobs = None
         return token_id
 
-    def _read_prompt(self, prompt: PromptLogits, logits: NDArray[np.float32], result: ModelRunnerOutput) -> None:
+    def _read_prompt(
+        self, prompt: PromptLogits, logits: NDArray[np.float32], is_finite: list[bool], result: ModelRunnerOutput
+    ) -> None:
         """Take in what a chunk says about its prompt."""
         row = prompt.row
         if len(prompt.token_ids) == 0 or row.request_id in result.errors:
@@ -85,8 +99,15 @@ class ModelRunner:
         num_top = row.sampling.num_prompt_logprobs
         assert num_top is not None and row.prompt_logprobs is not None, "asked for"
         for index, token_id in enumerate(prompt.token_ids.tolist(), start=prompt.first_logits):
-            if not is_finite(logits[index]):
+            if not is_finite[index]:
                 result.errors[row.request_id] = _NOT_FINITE
                 row.prompt_logprobs = None
                 return
             row.prompt_logprobs.append(token_logprobs(logits[index], token_id, num_top))
+
+
+def _hand_over_prompt(row: RequestRow, result: ModelRunnerOutput) -> None:
+    assert row.prompt_logprobs is not None
+    assert len(row.prompt_logprobs) == row.num_prompt_tokens - 1, "the whole prompt was computed for it"
+    result.prompt_logprobs[row.request_id] = row.prompt_logprobs
+    row.prompt_logprobs = None

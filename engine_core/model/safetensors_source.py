@@ -12,6 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine_core.errors import CheckpointError
+from engine_core.model.weights import StoredMatrix
+from kernels.fused import WeightRows
 
 INDEX_NAME = "model.safetensors.index.json"
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
@@ -54,6 +56,9 @@ class SafetensorsSource:
             return cast(torch.Tensor, handle.get_tensor(stored_name))
         except (SafetensorError, OSError, ValueError) as error:
             raise CheckpointError(f"The tensor {stored_name} cannot be read: {error}.") from error
+
+    def read_stored(self, name: str) -> StoredMatrix:
+        return StoredMatrix(WeightRows.of(self.read(name)))
 
     def _add(self, path: Path) -> None:
         try:

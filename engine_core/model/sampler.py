@@ -49,9 +49,9 @@ class OwnTokens:
     output: IntArray
 
 
-def is_finite(logits: FloatRow) -> bool:
-    """Tell whether no logit is NaN or infinite."""
-    return bool(np.isfinite(logits.min()) and np.isfinite(logits.max()))  # both hand NaN on
+def are_finite(logits: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Tell of each row whether none of its logits is NaN or infinite: [n, vocab] -> [n]."""
+    return np.isfinite(logits.min(axis=1)) & np.isfinite(logits.max(axis=1))  # both hand NaN on
 
 
 def pick_token(logits: FloatRow, params: SamplingParams, tokens: OwnTokens) -> int:

@@ -8,6 +8,22 @@ from typing import Protocol
 
 import torch
 
+from kernels.backend import IntArray
+from kernels.fused import WeightRows
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A matrix as its file holds it.
+
+    Attributes:
+        rows: Its numbers, in the file's own order.
+        row_order: Which stored row is each row of the matrix; None = they are in order.
+    """
+
+    rows: WeightRows
+    row_order: IntArray | None = None
+
 
 class WeightSource(Protocol):
     """Tensors by their Hugging Face names, such as ``model.layers.0.self_attn.q_proj.weight``.
@@ -27,6 +43,9 @@ class WeightSource(Protocol):
             CheckpointError: The bytes cannot be read.
             KeyError: No such tensor.
         """
+
+    def read_stored(self, name: str) -> StoredMatrix:
+        """Return a matrix as it is stored, quantised blocks as they are. Errors as for read()."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ def test_logits_are_the_same_however_few_are_made_at_a_time(
     backend = create_backend(name)
     decoder = load(open_checkpoint(tmp_path), backend)
     whole = logits_of(decoder, backend)
-    monkeypatch.setattr("engine_core.model.decoder._MAX_LOGITS_BYTES", max_rows * 4 * VOCAB_SIZE + 3)
+    monkeypatch.setattr("engine_core.model.decoder.MAX_LOGITS_BYTES", max_rows * 4 * VOCAB_SIZE + 3)
     assert torch.equal(logits_of(decoder, backend), whole)
     parts = list(decoder.iter_logits(torch.zeros(40, decoder.arch.hidden_size)))
     assert [len(part) for part in parts] == [max_rows] * (40 // max_rows) + [40 % max_rows] * (40 % max_rows > 0)
@@ -95,7 +95,7 @@ def test_logits_are_the_same_however_few_are_made_at_a_time(
 def test_a_row_of_logits_comes_however_long_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_checkpoint(tmp_path, "gemma3")
     decoder = load(open_checkpoint(tmp_path), create_backend("torch"))
-    monkeypatch.setattr("engine_core.model.decoder._MAX_LOGITS_BYTES", 1)
+    monkeypatch.setattr("engine_core.model.decoder.MAX_LOGITS_BYTES", 1)
     shapes = [part.shape for part in decoder.iter_logits(torch.zeros(2, decoder.arch.hidden_size))]
     assert shapes == [(1, VOCAB_SIZE)] * 2
 

@@ -15,6 +15,7 @@ from engine_core.errors import CheckpointError
 from engine_core.model.checkpoint import Checkpoint, open_checkpoint
 from engine_core.model.decoder import Decoder
 from engine_core.model.loader import load_decoder
+from engine_core.model.weights import StoredMatrix
 from kernels.torch_backend import DenseLinear, TorchBackend
 from tests.engine_core.model_checkpoints import PagedRequest, PagedRun, oracle_logits, save_checkpoint
 
@@ -40,6 +41,9 @@ class UnreadableSource:
         self.shapes = shapes
 
     def read(self, name: str) -> torch.Tensor:
+        raise CheckpointError(f"The tensor {name} cannot be read.")
+
+    def read_stored(self, name: str) -> StoredMatrix:
         raise CheckpointError(f"The tensor {name} cannot be read.")
 
 

@@ -14,12 +14,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from engine_core.messages import TokenLogprobs
 from engine_core.model.runner import ModelRunner
+from engine_core.model.sampler import are_finite
 from engine_core.sampling_params import SamplingParams
 from engine_core.scheduler.output import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from kernels.backend import StepMeta
+from kernels.fused import HeadRows
 
 VOCAB = 40
 
@@ -29,7 +32,10 @@ def token_logits(token_id: int, position: int) -> torch.Tensor:
 
 
 class TableDecoder:
-    """Answers each wanted token with ``token_logits``, so many rows at a time; spoils those that it is told to."""
+    """Answers each wanted token with ``token_logits``, so many rows at a time; spoils those that it is told to.
+
+    As sparing as kernels are: logits that nobody needs are not there.
+    """
 
     def __init__(self, *, max_logit_rows: int) -> None:
         self._max_logit_rows = max_logit_rows
@@ -37,18 +43,20 @@ class TableDecoder:
         self.spoiled: dict[tuple[int, int], float] = {}  # (token, position) -> what one of its logits becomes
         self.num_logit_rows: list[int] = []
 
-    def forward(self, meta: StepMeta, kv: Any) -> torch.Tensor:
+    def compute(
+        self, meta: StepMeta, kv: Any, *, needs_logits: NDArray[np.bool_], num_token_ids: int
+    ) -> Iterator[HeadRows]:
         keys = [(int(meta.token_ids[at]), int(meta.positions[at])) for at in meta.logit_rows]
         logits = torch.stack([token_logits(*key) for key in keys]) if keys else torch.empty(0, VOCAB)
         for index, key in enumerate(keys):
             if key in self.spoiled:
                 logits[index, 7] = self.spoiled[key]
         self.num_logit_rows.append(len(keys))
-        return logits  # stand for the hidden states
-
-    def iter_logits(self, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
-        for first in range(0, len(hidden), self._max_logit_rows):
-            yield hidden[first : first + self._max_logit_rows]
+        for first in range(0, len(keys), self._max_logit_rows):
+            rows = slice(first, first + self._max_logit_rows)
+            known = logits[rows, :num_token_ids].numpy()
+            read = logits[rows].numpy() if needs_logits[rows].any() else None
+            yield HeadRows(known.argmax(axis=1).astype(np.int32), are_finite(known), read)
 
 
 class Run:

@@ -1,0 +1,127 @@
+"""What computes a model, and in which numbers: settled once, before anything is loaded, from config and checkpoint.
+
+Whole-step kernels where the backend has them for the model, else layer by layer. Asking for more than that is an error.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine_core.config import EngineConfig
+from engine_core.errors import ConfigError
+from engine_core.model.arch import ArchSpec
+from engine_core.model.checkpoint import Checkpoint
+from engine_core.model.decoder import LanguageModel
+from engine_core.model.fused_loader import load_fused, model_spec
+from engine_core.model.loader import load_decoder
+from kernels.backend import Backend, BackendOptions, NotFusableError, UnusableIsaError, create_backend
+from kernels.cpu_threads import usable_threads
+from kernels.fused import FusedKernels
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """What was settled on.
+
+    Attributes:
+        config: With dtypes, instruction set and threads named; settling it again gives the same.
+        backend: What computes.
+        kernels: For whole steps; None = layer by layer.
+    """
+
+    config: EngineConfig
+    backend: Backend
+    kernels: FusedKernels | None
+
+    def load(self, checkpoint: Checkpoint, on_progress: Callable[[float, str], None]) -> LanguageModel:
+        """Load the weights; call it on the thread that will run the model.
+
+        Raises:
+            CheckpointError: A tensor's bytes cannot be read.
+        """
+        # Torch's own threads would spin beside the kernels'.
+        torch.set_num_threads(1 if self.kernels else self.config.device.num_threads)
+        if self.kernels is None:
+            return load_decoder(checkpoint, self.backend, _DTYPES[self.config.model.dtype], on_progress)
+        return load_fused(
+            checkpoint,
+            self.kernels,
+            quantization=self.config.model.quantization,
+            kv_dtype=self.config.cache.kv_cache_dtype,
+            on_progress=on_progress,
+        )
+
+
+def settle_compute(config: EngineConfig, arch: ArchSpec) -> Compute:
+    """Settle what computes a model.
+
+    Args:
+        config: Checked.
+        arch: Of the checkpoint.
+
+    Raises:
+        ConfigError: It asks for what this machine, build or model cannot do.
+    """
+    device = config.device
+    try:
+        backend = create_backend(device.backend, BackendOptions(device.cpu_isa, device.num_threads, device.cache_dir))
+    except UnusableIsaError as error:
+        raise ConfigError(f"cpu_isa {error}") from error
+    _check_block_size(config.cache.block_size, backend)
+    try:
+        kernels = _fuse(config, arch, backend)
+    except NotFusableError as error:
+        return Compute(_layer_by_layer(config, backend, str(error)), backend, None)
+    return Compute(_fused(config, kernels), backend, kernels)
+
+
+def _fuse(config: EngineConfig, arch: ArchSpec, backend: Backend) -> FusedKernels:
+    kernels = backend.fuse(model_spec(arch))
+    if config.model.dtype == "fp32":
+        raise NotFusableError("they compute in bf16, and dtype is fp32")
+    return kernels
+
+
+def _fused(config: EngineConfig, kernels: FusedKernels) -> EngineConfig:
+    kv_dtype = config.cache.kv_cache_dtype
+    return replace(
+        config,
+        model=replace(config.model, dtype="bf16"),
+        cache=replace(config.cache, kv_cache_dtype="bf16" if kv_dtype == "auto" else kv_dtype),
+        # These kernels read what all rows share once.
+        scheduler=replace(config.scheduler, enable_cascade_attn=True),
+        device=replace(config.device, cpu_isa=kernels.isa, num_threads=kernels.num_threads),
+    )
+
+
+def _layer_by_layer(config: EngineConfig, backend: Backend, reason: str) -> EngineConfig:
+    dtype = config.model.dtype if config.model.dtype != "auto" else _NAMES[backend.default_dtype]
+    if config.model.quantization not in ("auto", "none"):
+        raise ConfigError(f"quantization {config.model.quantization} needs the cpu backend's C++ kernels, but {reason}")
+    if config.cache.kv_cache_dtype not in ("auto", dtype):
+        raise ConfigError(
+            f"kv_cache_dtype {config.cache.kv_cache_dtype} needs the cpu backend's C++ kernels, but {reason}"
+        )
+    if config.device.backend == "cpu" and config.device.cpu_isa != "torch":
+        logger.info("Torch computes this model layer by layer: %s", reason)
+    return replace(
+        config,
+        model=replace(config.model, dtype=dtype, quantization="none"),
+        cache=replace(config.cache, kv_cache_dtype="auto"),
+        device=replace(config.device, cpu_isa="torch", num_threads=config.device.num_threads or usable_threads()),
+    )
+
+
+def _check_block_size(block_size: int, backend: Backend) -> None:
+    if block_size not in backend.page_sizes:
+        sizes = ", ".join(map(str, backend.page_sizes))
+        raise ConfigError(f"block_size {block_size} is not one of the {backend.name} backend's: {sizes}")
