@@ -139,7 +139,7 @@ def compile_library(compiler: Compiler, folder: Path) -> Path:
     Raises:
         BuildError: A file does not compile.
     """
-    known = [unit for unit in UNITS if compiler.takes(unit.flags)]
+    known = [unit for unit in UNITS if (SOURCES / unit.source).exists() and compiler.takes(unit.flags)]
     left_out = tuple(f"-D{unit.macro}" for unit in UNITS if unit not in known)
     own_flags = {unit.source: unit.flags for unit in known}
     skipped = {unit.source for unit in UNITS} - own_flags.keys()

@@ -51,7 +51,8 @@ class OwnTokens:
 
 def are_finite(logits: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Tell of each row whether none of its logits is NaN or infinite: [n, vocab] -> [n]."""
-    return np.isfinite(logits.min(axis=1)) & np.isfinite(logits.max(axis=1))  # both hand NaN on
+    finite: NDArray[np.bool_] = np.isfinite(logits.min(axis=1)) & np.isfinite(logits.max(axis=1))  # both hand NaN on
+    return finite
 
 
 def pick_token(logits: FloatRow, params: SamplingParams, tokens: OwnTokens) -> int:

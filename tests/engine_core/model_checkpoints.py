@@ -12,8 +12,8 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from engine_core.model.decoder import Decoder
-from kernels.backend import Backend, StepMeta
+from engine_core.model.decoder import LanguageModel
+from kernels.backend import StepMeta
 
 VOCAB_SIZE = 97
 _SHAPE: dict[str, Any] = {
@@ -128,11 +128,11 @@ class PagedRequest:
 class PagedRun:
     """A decoder, a pool, and pages handed out in a shuffled order, so that a mixed-up table shows."""
 
-    def __init__(self, decoder: Decoder, backend: Backend, *, page_size: int, num_pages: int = 32) -> None:
+    def __init__(self, decoder: LanguageModel, *, page_size: int, num_pages: int = 32) -> None:
         self._decoder = decoder
         self.page_size = page_size
         self._free = np.random.default_rng(3).permutation(num_pages).tolist()
-        self._kv = backend.alloc_kv(decoder.layer_specs, num_pages=num_pages, page_size=page_size, dtype=decoder.dtype)
+        self._kv = decoder.alloc_kv(num_pages=num_pages, page_size=page_size)
 
     def share_prefix(self, owner: PagedRequest, token_ids: list[int]) -> PagedRequest:
         """Return a request that starts on those full pages of ``owner`` whose tokens it has, too."""
@@ -155,12 +155,26 @@ class PagedRun:
             end = request.num_computed + count
             while len(request.pages) * self.page_size < end:
                 request.pages.append(self._free.pop())
-        hidden = self._decoder.forward(_build_meta(work, self.page_size, logit_rows), self._kv)
-        parts = list(self._decoder.iter_logits(hidden))
-        logits = torch.cat(parts) if parts else torch.empty(0, self._decoder.arch.vocab_size)
+        meta = _build_meta(work, self.page_size, logit_rows)
+        logits = self._logits(meta)
         for request, count in work:
             request.num_computed += count
         return [logits] if logit_rows is not None else list(logits.split([count for _, count in work]))
+
+    def _logits(self, meta: StepMeta) -> torch.Tensor:
+        vocab_size = self._decoder.arch.vocab_size
+        logits = torch.empty(len(meta.logit_rows), vocab_size)
+        first = 0
+        needs_logits = np.ones(len(logits), np.bool_)
+        for piece in self._decoder.compute(meta, self._kv, needs_logits=needs_logits, num_token_ids=vocab_size):
+            assert piece.logits is not None
+            rows = torch.from_numpy(piece.logits)
+            assert torch.equal(torch.from_numpy(piece.greedy_ids).long(), rows.argmax(dim=1))
+            assert piece.is_finite.all()
+            logits[first : first + len(rows)] = rows
+            first += len(rows)
+        assert first == len(logits)
+        return logits
 
 
 def _build_meta(work: Sequence[tuple[PagedRequest, int]], page_size: int, logit_rows: Sequence[int] | None) -> StepMeta:

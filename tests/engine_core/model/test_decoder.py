@@ -24,7 +24,7 @@ def load(checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype = torch.fl
 
 
 def logits_of(decoder: Decoder, backend: Backend, prompt: list[int] = PROMPT, num_pages: int = 4) -> torch.Tensor:
-    run = PagedRun(decoder, backend, page_size=32, num_pages=num_pages)
+    run = PagedRun(decoder, page_size=32, num_pages=num_pages)
     return run.step([(PagedRequest(prompt), len(prompt))])[0]
 
 
@@ -105,7 +105,7 @@ def test_rope_tables_grow_with_the_context(tmp_path: Path, monkeypatch: pytest.M
     checkpoint, backend = open_checkpoint(tmp_path), create_backend("torch")
     expected = logits_of(load(checkpoint, backend), backend)
     monkeypatch.setattr("engine_core.model.decoder._FIRST_TABLE_POSITIONS", 8)
-    run = PagedRun(load(checkpoint, backend), backend, page_size=32)
+    run = PagedRun(load(checkpoint, backend), page_size=32)
     request = PagedRequest(PROMPT)
     found = [run.step([(request, count)])[0] for count in (8, 1, 20, 11)]
     torch.testing.assert_close(torch.cat(found), expected, rtol=0, atol=1e-4)

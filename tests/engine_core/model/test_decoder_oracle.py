@@ -51,7 +51,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 @pytest.fixture
 def run(saved: tuple[Path, PreTrainedModel], backend: Backend) -> PagedRun:
     decoder = load_decoder(open_checkpoint(saved[0]), backend, torch.float32, lambda share, what: None)
-    return PagedRun(decoder, backend, page_size=PAGE_SIZES[backend.name])
+    return PagedRun(decoder, page_size=PAGE_SIZES[backend.name])
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:

@@ -52,7 +52,7 @@ def load(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> Decoder:
 
 
 def logits_of(decoder: Decoder) -> torch.Tensor:
-    run = PagedRun(decoder, TorchBackend(), page_size=4)
+    run = PagedRun(decoder, page_size=4)
     return run.step([(PagedRequest(PROMPT), len(PROMPT))])[0]
 
 
