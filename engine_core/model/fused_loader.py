@@ -26,6 +26,7 @@ from kernels.fused import (
     gate_up_order,
 )
 
+_GROUP = 32  # inputs that share a scale in int4
 _ASKED_TARGETS = {"none": Target.BF16, "int8": Target.INT8, "int4": Target.INT4}
 
 
@@ -137,6 +138,8 @@ class _Loader:
         return self._kernels.pack(LinearWeights(sources, rows, bias, self._target(stored)))
 
     def _target(self, stored: Sequence[StoredMatrix]) -> Target:
+        if self._quantization == "int4" and stored[0].rows.num_columns % _GROUP:
+            return Target.INT8  # its last group would be cut short
         if self._quantization != "auto":
             return _ASKED_TARGETS[self._quantization]
         kinds = {matrix.rows.storage for matrix in stored}
