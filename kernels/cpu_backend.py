@@ -22,8 +22,8 @@ from kernels.step import KVPool, StepMeta
 
 logger = logging.getLogger(__name__)
 
-_HEAD_DIMS = range(32, 257, 2)
-_INTERMEDIATE_MULTIPLE = 16  # rows of gate and up alternate by so many
+_HEAD_DIMS = range(32, 257, 16)
+_MAX_GROUP = 64  # query heads a KV head
 
 
 class CpuModel:
@@ -123,11 +123,9 @@ class CpuBackend(CpuFallback):
         if len(shapes) != 1:
             raise NotFusableError("the layers' attention is not all of one shape")
         if not head_dims <= set(_HEAD_DIMS):
-            raise NotFusableError(f"its head_dim {head_dims.pop()} is not an even number from 32 to 256")
-        if spec.intermediate_size % _INTERMEDIATE_MULTIPLE:
-            raise NotFusableError(
-                f"its intermediate_size {spec.intermediate_size} is not a multiple of {_INTERMEDIATE_MULTIPLE}"
-            )
+            raise NotFusableError(f"its head_dim {head_dims.pop()} is not a multiple of 16 from 32 to 256")
+        if any(num_q_heads > _MAX_GROUP * num_kv_heads for num_q_heads, num_kv_heads, _ in shapes):
+            raise NotFusableError(f"more than {_MAX_GROUP} of its query heads share a KV head")
         return self._kernels
 
 

@@ -81,7 +81,7 @@ class LinearWeights:
 
     Attributes:
         sources: Their matrices; rows are numbered through all of them.
-        row_order: [outputs], which row becomes each output.
+        row_order: [outputs], which row becomes each output; -1 = none, its weights are 0.
         bias: [outputs], in the order of the outputs, or None.
         target: What to compute in.
     """
@@ -233,10 +233,16 @@ def gate_up_order(intermediate_size: int) -> IntArray:
     """Return the order of rows in which gate and up are packed: 16 of the one and 16 of the other alternate.
 
     Args:
-        intermediate_size: Rows of each; gate's come first in what is packed. A multiple of 16.
+        intermediate_size: Rows of each; gate's come first in what is packed.
+
+    Returns:
+        [2 * intermediate_size, rounded up to 32], -1 where there is no row left.
     """
-    gate = np.arange(intermediate_size, dtype=np.int32).reshape(-1, 1, 16)
-    return np.concatenate((gate, gate + np.int32(intermediate_size)), axis=1).reshape(-1)
+    gate = np.arange(-(-intermediate_size // 16) * 16, dtype=np.int32)
+    up = gate + np.int32(intermediate_size)
+    for half in (gate, up):
+        half[intermediate_size:] = -1
+    return np.stack((gate.reshape(-1, 16), up.reshape(-1, 16)), axis=1).reshape(-1)
 
 
 _STORAGES = {torch.float32: Storage.F32, torch.float16: Storage.F16, torch.bfloat16: Storage.BF16}

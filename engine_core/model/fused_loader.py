@@ -22,6 +22,7 @@ from kernels.fused import (
     FusedWeights,
     LinearWeights,
     ModelSpec,
+    Storage,
     Target,
     gate_up_order,
 )
@@ -86,6 +87,7 @@ class _Loader:
         self._weights = weights
         self._kernels = kernels
         self._quantization = quantization
+        self._has_split_qkv = self._needs_split_qkv()
 
     def layer(self, index: int) -> FusedLayer:
         arch, prefix = self._arch, f"model.layers.{index}"
@@ -93,7 +95,7 @@ class _Loader:
         post = f"{prefix}.post_attention_layernorm"  # Gemma's second norm of four, everyone else's before the MLP
         gate_up = [f"{mlp}.gate_proj", f"{mlp}.up_proj"]
         return FusedLayer(
-            qkv=self._qkv([f"{attn}.{name}_proj" for name in "qkv"]),
+            qkv=self._qkv(index),
             o=self._linear([f"{attn}.o_proj"], has_bias=arch.o_bias),
             gate_up=self._linear(gate_up, has_bias=arch.mlp_bias, order=gate_up_order(arch.intermediate_size)),
             down=self._linear([f"{mlp}.down_proj"], has_bias=arch.mlp_bias),
@@ -108,7 +110,7 @@ class _Loader:
     def weights(self, layers: list[FusedLayer]) -> FusedWeights:
         is_tied = self._arch.tie_word_embeddings
         name = "model.embed_tokens" if is_tied else "lm_head"
-        target = self._target([self._weights.read_stored(f"{name}.weight")])
+        target = self._target([self._stored(name)])
         # A head of int8 has lost the embedding's values.
         has_table = not is_tied or target in (Target.INT8, Target.INT4)
         return FusedWeights(
@@ -118,24 +120,44 @@ class _Loader:
             embedding=self._table("model.embed_tokens.weight") if has_table else None,
         )
 
-    def _qkv(self, names: list[str]) -> tuple[object, ...]:
-        """Stack q, k and v, unless their blocks are of different kinds, which only stay what they are apart."""
-        stored = [self._weights.read_stored(f"{name}.weight") for name in names]
-        kinds = {matrix.rows.storage for matrix in stored}
-        is_mixed = len(kinds) > 1 and any(kind.is_quantised for kind in kinds)
-        groups = [[name] for name in names] if is_mixed and self._quantization == "auto" else [names]
-        return tuple(self._linear(group, has_bias=self._arch.qkv_bias) for group in groups)
+    def _qkv(self, index: int) -> tuple[object, ...]:
+        """Stack q, k and v, or pack the three apart: all layers alike, and all three in the same kind of numbers."""
+        names = _qkv_names(index)
+        target = self._qkv_target(index)
+        groups = [[name] for name in names] if self._has_split_qkv else [names]
+        return tuple(self._linear(group, has_bias=self._arch.qkv_bias, target=target) for group in groups)
 
-    def _linear(self, names: list[str], *, has_bias: bool, order: IntArray | None = None) -> object:
+    def _qkv_target(self, index: int) -> Target:
+        if self._quantization == "auto" and all(kind.is_quantised for kind in self._qkv_kinds(index)):
+            return Target.AS_STORED
+        return self._target([self._stored(name) for name in _qkv_names(index)])
+
+    def _qkv_kinds(self, index: int) -> set[Storage]:
+        return {self._stored(name).rows.storage for name in _qkv_names(index)}
+
+    def _needs_split_qkv(self) -> bool:
+        """Blocks of different kinds only stay what they are apart."""
+        layers = [self._qkv_kinds(index) for index in range(self._arch.num_layers)]
+        return self._quantization == "auto" and any(
+            len(kinds) > 1 and all(kind.is_quantised for kind in kinds) for kinds in layers
+        )
+
+    def _stored(self, name: str) -> StoredMatrix:
+        return self._weights.read_stored(f"{name}.weight")
+
+    def _linear(
+        self, names: list[str], *, has_bias: bool, order: IntArray | None = None, target: Target | None = None
+    ) -> object:
         """Pack linears that share their input as one: their rows stacked, then in ``order`` where there is one."""
-        stored = [self._weights.read_stored(f"{name}.weight") for name in names]
+        stored = [self._stored(name) for name in names]
         rows = _stacked_order(stored)
         bias = self._bias(names) if has_bias else None
         if order is not None:
-            rows = rows[order]
-            bias = None if bias is None else bias[order]
+            rows = np.where(order < 0, np.int32(-1), rows[order])
+            bias = None if bias is None else np.where(order < 0, np.float32(0.0), bias[order])
         sources = [matrix.rows for matrix in stored]
-        return self._kernels.pack(LinearWeights(sources, rows, bias, self._target(stored)))
+        target = self._target(stored) if target is None else target
+        return self._kernels.pack(LinearWeights(sources, rows, bias, target))
 
     def _target(self, stored: Sequence[StoredMatrix]) -> Target:
         if self._quantization == "int4" and stored[0].rows.num_columns % _GROUP:
@@ -159,6 +181,10 @@ class _Loader:
     def _table(self, name: str) -> torch.Tensor:
         # A copy: what a source returns may be a view of its mapped file.
         return self._weights.read(name).to(torch.bfloat16, copy=True).contiguous()
+
+
+def _qkv_names(index: int) -> list[str]:
+    return [f"model.layers.{index}.self_attn.{name}_proj" for name in "qkv"]
 
 
 def _stacked_order(stored: Sequence[StoredMatrix]) -> IntArray:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from kernels.cpu_build import find_library
@@ -54,8 +55,10 @@ def row_multiple(storage: Storage) -> int:
     return size if storage.is_quantised else 1
 
 
-def random_blocks(storage: Storage, num_rows: int, num_columns: int, *, seed: int = 0) -> Bytes:
-    """Blocks of any content: [num_rows, bytes of a row]."""
+def random_blocks(
+    storage: Storage, num_rows: int, num_columns: int, *, seed: int = 0, spread: float | None = None
+) -> Bytes:
+    """Blocks of any content: [num_rows, bytes of a row]; their values' deviation is ``spread`` where it is given."""
     elements, num_bytes = GGML_QUANT_SIZES[ggml_kind(storage)]
     random = np.random.default_rng(seed)
     num_blocks = num_rows * num_columns // elements
@@ -63,6 +66,11 @@ def random_blocks(storage: Storage, num_rows: int, num_columns: int, *, seed: in
     offset, count = _SCALES[storage]
     scales = random.uniform(0.001, 0.01, (num_blocks, count)).astype(np.float16)
     blocks[:, offset : offset + 2 * count] = scales.view(np.uint8)
+    if spread is not None:
+        scales *= np.float16(spread / dequantize(blocks, ggml_kind(storage)).std())
+        if count == 2 and not storage.name.endswith("_K"):
+            scales[:, 1] = -scales[:, 0] * (7.5 if storage is Storage.Q4_1 else 15.5)  # around 0, as weights are
+        blocks[:, offset : offset + 2 * count] = scales.view(np.uint8)
     return blocks.reshape(num_rows, -1)
 
 

@@ -92,17 +92,21 @@ def create_checkpoint(
     for index, (name, shape) in enumerate(shapes.items()):
         if kinds and len(shape) == 2:
             kind = kinds[index % len(kinds)]
-            source.blocks[name] = (random_blocks(kind, *shape, seed=seed + index), kind)
+            source.blocks[name] = (random_blocks(kind, *shape, seed=seed + index, spread=_spread(name, shape)), kind)
             continue
         noise = torch.randn(shape, generator=generator)
         if len(shape) == 2:
-            tensor = noise * (0.05 if "embed" in name else 1.5 / shape[1] ** 0.5)
+            tensor = noise * _spread(name, shape)
         elif name.endswith("norm.weight"):
             tensor = 0.2 * noise + (0.0 if arch.norm_unit_offset else 1.0)
         else:
             tensor = 0.3 * noise
         source.tensors[name] = tensor.to(torch.bfloat16)
     return Checkpoint(Path("random"), arch, source, GenerationDefaults())
+
+
+def _spread(name: str, shape: tuple[int, ...]) -> float:
+    return 0.05 if "embed" in name else 1.5 / shape[1] ** 0.5
 
 
 def load_kernels(

@@ -128,6 +128,7 @@ def test_sources_are_stacked_and_rows_ordered(isa: str) -> None:
 def test_gate_and_up_alternate_by_16() -> None:
     order = gate_up_order(32).tolist()
     assert order == [*range(16), *range(32, 48), *range(16, 32), *range(48, 64)]
+    assert gate_up_order(2).tolist() == [0, 1, *[-1] * 14, 2, 3, *[-1] * 14]
 
 
 def test_a_linear_of_few_bits_is_small() -> None:
