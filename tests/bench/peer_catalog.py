@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script,
 
 from server.config import default_cache_dir, field_names
 from tests.bench.peer_checkpoints import find_checkpoint, find_embedded_gguf, get_weight_bytes
+from tests.bench.peer_gguf import write_random_gguf
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVED_NAME = "m"
@@ -24,9 +25,9 @@ _MAX_MODEL_LEN = 8_192
 _POOL_GB = 4
 # Every full run writes all of SmolLM2's, so that memory beyond it can be told; Qwen3's holds the 32 requests of Q3.
 _POINTSMAN_POOL_GB = {"smollm2": 1, "tiny": 1, "qwen3": 2}
-# KV of llama.cpp: 32 slots of 2,560 tokens; SmolLM2's 30 layers of 3 heads of 64, keys and values in fp16.
-_LLAMA_SLOTS, _LLAMA_CONTEXT = 32, 81_920
-_LLAMA_KV_BYTES = _LLAMA_CONTEXT * 30 * 3 * 64 * 2 * 2
+# llama.cpp shares its context out among slots: one a stream. SmolLM2's KV: 30 layers of 3 heads of 64, in fp16.
+_LLAMA_SLOTS, _LLAMA_CONTEXT = {"smollm2": 32, "tiny": 64}, 81_920
+_LLAMA_KV_BYTES = {"smollm2": _LLAMA_CONTEXT * 30 * 3 * 64 * 2 * 2}
 
 
 class PeerFailure(Exception):
@@ -179,14 +180,18 @@ def _llamacpp(kind: str) -> Callable[[str, Places], Start]:
         quantize = str(home / "llama-quantize")
         if not bf16.exists():
             places.progress(f"writing {bf16}")
-            _run([quantize, "--allow-requantize", str(find_embedded_gguf()), str(bf16), "BF16"], {})
+            if model == "smollm2":
+                _run([quantize, "--allow-requantize", str(find_embedded_gguf()), str(bf16), "BF16"], {})
+            else:
+                source = find_checkpoint(model, places.cache, places.progress)
+                write_random_gguf(source, find_embedded_gguf(), bf16)
         if not wanted.exists():
             places.progress(f"writing {wanted}")
             _run([quantize, str(bf16), str(wanted), kind.upper()], {})
         threads = str(len(os.sched_getaffinity(0)))
         command = [str(home / "llama-server"), "-m", str(wanted), "-a", SERVED_NAME, "-t", threads, "-tb", threads]
-        command += ["-np", str(_LLAMA_SLOTS), "-c", str(_LLAMA_CONTEXT), "--host", "127.0.0.1", "--no-webui"]
-        return Start(command, {}, wanted.stat().st_size, _LLAMA_KV_BYTES)
+        command += ["-np", str(_LLAMA_SLOTS[model]), "-c", str(_LLAMA_CONTEXT), "--host", "127.0.0.1", "--no-webui"]
+        return Start(command, {}, wanted.stat().st_size, _LLAMA_KV_BYTES.get(model))
 
     return prepare
 
@@ -207,7 +212,7 @@ PEERS: dict[str, Peer] = {
         Peer("vllm", "vllm", "bin/vllm", _ALL, _vllm),
         Peer("openvino", "openvino", "bin/optimum-cli", ("smollm2",), _openvino("fp16")),
         Peer("openvino-int8", "openvino", "bin/optimum-cli", ("smollm2",), _openvino("int8")),
-        Peer("llamacpp", "llamacpp", "bin/llama-server", ("smollm2",), _llamacpp("bf16")),
+        Peer("llamacpp", "llamacpp", "bin/llama-server", ("smollm2", "tiny"), _llamacpp("bf16")),
         Peer("llamacpp-q4_0", "llamacpp", "bin/llama-server", ("smollm2",), _llamacpp("q4_0")),
     )
 }

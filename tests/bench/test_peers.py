@@ -8,6 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
+
+from engine_core.model.gguf_source import open_gguf
+from tests.bench.peer_checkpoints import find_checkpoint, find_embedded_gguf, get_weight_bytes
+from tests.bench.peer_gguf import write_random_gguf
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,3 +31,20 @@ def test_pointsmans_row_of_a_load_is_printed_and_written(tmp_path: Path) -> None
     assert float(row.split("|")[2].replace(",", "").rstrip("* ")) > 0.0
     (run,) = json.loads((tmp_path / "out.json").read_text())["runs"]
     assert (run["figures"]["num_output_tokens"], run["figures"]["num_prompt_tokens"]) == (16, 64)
+
+
+@pytest.mark.model
+def test_a_checkpoint_is_written_once_and_its_gguf_holds_the_same(tmp_path: Path) -> None:
+    told: list[str] = []
+    folder = find_checkpoint("tiny", tmp_path, told.append)
+    assert find_checkpoint("tiny", tmp_path, told.append) == folder
+    assert len(told) == 1
+    tensors = load_file(folder / "model.safetensors")
+    assert get_weight_bytes(folder) > sum(tensor.nbytes for tensor in tensors.values())
+    write_random_gguf(folder, find_embedded_gguf(), tmp_path / "tiny.gguf")
+    file = open_gguf(tmp_path / "tiny.gguf")
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == dict(file.weights.shapes)
+    for name in ("model.embed_tokens.weight", "model.layers.0.mlp.down_proj.weight", "model.norm.weight"):
+        assert torch.equal(file.weights.read(name).to(torch.bfloat16), tensors[name]), name
+    assert file.config["num_key_value_heads"] == json.loads((folder / "config.json").read_text())["num_key_value_heads"]
+    assert file.metadata["tokenizer.ggml.tokens"] == open_gguf(find_embedded_gguf()).metadata["tokenizer.ggml.tokens"]
