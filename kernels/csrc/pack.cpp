@@ -131,35 +131,53 @@ void pack_int8_panel(const PackJob& job, int32_t panel, PackedWeight* weight) {
   }
 }
 
-float to_level(float x) { return x > 0.0f ? (x < kLevels4 ? std::nearbyint(x) : kLevels4) : 0.0f; }
+// The nearest of 0 to 15.
+PM_INLINE f32x16 to_levels(f32x16 x) {
+  f32x16 clipped = min16(max16(x, splat(0.0f)), splat((float)kLevels4));
+  return __builtin_convertvector(__builtin_convertvector(clipped + 0.5f, i32x16), f32x16);
+}
 
 struct Line {
-  double scale, min, error;
+  float scale, min, error;  // the squared error, less what all lines share
 };
 
-// The scale and minimum that fit best if the range, centred, is cut into `levels` steps: values beyond 0 to 15 clip.
-Line fit_line(const float* x, float low, float high, float levels) {
-  float factor = levels / (high - low), middle = 0.5f * (low + high);
-  double sum_q = 0, sum_qq = 0, sum_x = 0, sum_xx = 0, sum_xq = 0;
-  for (int i = 0; i < kGroup; i++) {
-    float q = to_level((x[i] - middle) * factor + 0.5f * kLevels4);
-    sum_q += q, sum_qq += q * q, sum_x += x[i], sum_xx += (double)x[i] * x[i], sum_xq += (double)x[i] * q;
+// A group around the middle of its range, which keeps sums in floats precise.
+struct CentredGroup {
+  f32x16 x[2];
+  float middle, range, sum;
+
+  explicit CentredGroup(const float* values) {
+    float low = values[0], high = values[0];
+    for (int i = 1; i < kGroup; i++) low = std::fmin(low, values[i]), high = std::fmax(high, values[i]);
+    middle = 0.5f * (low + high);
+    range = high - low;
+    for (int half = 0; half < 2; half++) x[half] = load_f32(values + half * 16) - middle;
+    sum = sum16(x[0] + x[1]);
   }
-  double spread = kGroup * sum_qq - sum_q * sum_q;
-  if (spread <= 0) return {0, sum_x / kGroup, HUGE_VAL};
-  double scale = (kGroup * sum_xq - sum_q * sum_x) / spread;
-  double min = (sum_x - scale * sum_q) / kGroup;
-  return {scale, min, sum_xx - scale * sum_xq - min * sum_x};
+};
+
+// The scale and minimum that fit best if the range is cut into `levels` steps: values beyond 0 to 15 clip.
+Line fit_line(const CentredGroup& group, float levels) {
+  f32x16 q_sums = {}, qq_sums = {}, xq_sums = {};
+  for (const f32x16& x : group.x) {
+    f32x16 q = to_levels(x * (levels / group.range) + 0.5f * kLevels4);
+    q_sums += q, qq_sums += q * q, xq_sums += x * q;
+  }
+  float sum_q = sum16(q_sums), sum_qq = sum16(qq_sums), sum_xq = sum16(xq_sums);
+  float spread = kGroup * sum_qq - sum_q * sum_q;
+  if (!(spread > 0)) return {0, 0, HUGE_VALF};
+  float scale = (kGroup * sum_xq - sum_q * group.sum) / spread;
+  float min = (group.sum - scale * sum_q) / kGroup;
+  return {scale, min + group.middle, -scale * sum_xq - min * group.sum};
 }
 
 // Plain range to a fifth narrower: what outliers lose by clipping, the others win by finer steps.
-Line best_line(const float* x) {
-  float low = x[0], high = x[0];
-  for (int i = 1; i < kGroup; i++) low = std::fmin(low, x[i]), high = std::fmax(high, x[i]);
-  if (!(high > low)) return {0, low, 0};
-  Line best = {0, low, HUGE_VAL};
-  for (float levels = 14.5f; levels < 18.6f; levels += 0.5f) {
-    Line line = fit_line(x, low, high, levels);
+Line best_line(const float* values) {
+  CentredGroup group(values);
+  Line best = {0, group.middle, HUGE_VALF};
+  if (!(group.range > 0)) return best;
+  for (float levels = 14.75f; levels < 18.0f; levels += 0.75f) {
+    Line line = fit_line(group, levels);
     if (line.error < best.error) best = line;
   }
   return best;
@@ -167,9 +185,13 @@ Line best_line(const float* x) {
 
 void quantise_group4(const float* x, GroupValues* out) {
   Line line = best_line(x);
-  float scale = f16_to_f32(f32_to_f16((float)line.scale)), min = f16_to_f32(f32_to_f16((float)line.min));
+  float scale = f16_to_f32(f32_to_f16(line.scale)), min = f16_to_f32(f32_to_f16(line.min));
+  float factor = scale > 0 ? 1.0f / scale : 0.0f;
   for (int half = 0; half < 2; half++) out->scale[half] = scale, out->min[half] = min;
-  for (int i = 0; i < kGroup; i++) out->q[i] = scale > 0 ? (uint8_t)to_level((x[i] - min) / scale) : 0;
+  for (int half = 0; half < kGroup; half += 16) {
+    f32x16 q = to_levels((load_f32(x + half) - min) * factor);
+    for (int i = 0; i < 16; i++) out->q[half + i] = (uint8_t)q[i];
+  }
 }
 
 void store_scale(const PackedWeight& weight, float value, int64_t index, uint8_t* to) {
