@@ -67,6 +67,7 @@ void check_mixed_types() {
   const SourceType mixes[][3] = {{SourceType::q4_k, SourceType::q6_k, SourceType::q5_k},
                                  {SourceType::q4_0, SourceType::q8_0, SourceType::q4_0},
                                  {SourceType::q4_0, SourceType::q4_1, SourceType::q5_1},
+                                 {SourceType::q4_0, SourceType::q4_1, SourceType::q4_1},
                                  {SourceType::q4_0, SourceType::q4_k, SourceType::q8_0}};
   for (const auto& mix : mixes) {
     std::vector<std::vector<uint8_t>> data;
