@@ -1,7 +1,7 @@
 // Attention on AMX's tiles: the amx table's attend(). Masks, softmax and where things lie are those of attend.h.
 //
-// Both products run on tiles for any number of rows: a tile's product takes as long for one row as for sixteen, and even
-// that is quicker than vectors. So a row's sums are the same alone and among others:
+// Both products run on tiles for any number of rows: a tile's product takes as long for one row as for sixteen, and
+// even that is quicker than vectors. So a row's sums are the same alone and among others:
 //
 //   score      TDPBF16PS after TDPBF16PS along d, 32 at a time
 //   output     the same along the positions, 32 at a time, blocks lying at multiples of 32; what a row does not see has
@@ -88,16 +88,28 @@ struct ValueBlocks {
   int32_t count;
 };
 
-// used: positions of the block, counted from its start. The others become zeros.
+// used: positions of the block, counted from its start. The others become zeros, whatever they were.
 PM_INLINE void copy_values(const bf16* v, Span used, int32_t head_dim, bf16* out) {
-  for (int32_t position = 0; position < kBlock; position++) {
-    const bool is_used = position >= used.first && position < used.last;
-    const int64_t at = (int64_t)position / 2 * 2 * head_dim + position % 2;
-    for (int32_t d = 0; d < head_dim; d++) out[at + 2 * d] = is_used ? v[at + 2 * d] : 0;
+  for (int32_t first = 0; first < kBlock; first += 2) {
+    const bool keeps_low = first >= used.first && first < used.last;
+    const bool keeps_high = first + 1 >= used.first && first + 1 < used.last;
+    const uint32_t kept = (keeps_low ? 0x0000ffffu : 0) | (keeps_high ? 0xffff0000u : 0);
+    for (int32_t i = first * head_dim; i < (first + 2) * head_dim; i += 32) {
+      u32x16 pairs;
+      memcpy(&pairs, v + i, 64);
+      pairs &= kept;
+      memcpy(out + i, &pairs, 64);
+    }
   }
 }
 
-// Blocks from `position` on. int8: as many as fit when widened. bf16: all; the first and the last may have to be copied.
+// What block_ahead() says for the values at `position`: it counts on from the last block of keys.
+PM_INLINE const uint8_t* value_block_ahead(const AttendCall& call, Span all, int32_t position) {
+  const Span blocks = in_blocks(all);
+  return block_ahead(call, all, (blocks.last - blocks.first + position - blocks.first) / kBlock);
+}
+
+// Blocks from `position` on. int8: as many as fit when widened. bf16: all; the first and the last may be copies.
 PM_INLINE ValueBlocks find_values(const AttendCall& call, Span all, int32_t position, AmxAttendScratch& scratch) {
   const bool is_int8 = call.kv.kind == KvKind::int8;
   const int32_t most = is_int8 ? kWidenedBlocks : kSplitBlocks, head_dim = call.kv.head_dim;
@@ -108,8 +120,10 @@ PM_INLINE ValueBlocks find_values(const AttendCall& call, Span all, int32_t posi
     const Span used = clip(all, position, position + kBlock);
     const bool is_whole_block = used.last - used.first == kBlock;
     found.values[found.count++] = is_int8 || !is_whole_block ? copy : (const bf16*)v;
-    if (is_int8) widen(v, v + kWidenedBlocks * kBlock * head_dim, kBlock * head_dim, copy);
-    else if (!is_whole_block) copy_values((const bf16*)v, {used.first - position, used.last - position}, head_dim, copy);
+    if (is_int8)
+      widen(v, value_block_ahead(call, all, position), kBlock * head_dim, copy);
+    else if (!is_whole_block)
+      copy_values((const bf16*)v, {used.first - position, used.last - position}, head_dim, copy);
     if (is_int8 || !is_whole_block) copy += kBlockValues;
   }
   return found;
@@ -127,7 +141,8 @@ PM_INLINE void store_outputs(float* sums, int64_t stride) {
 
 // Up to 16 rows, 64 d in tiles 0 to 3, or 32 in 0 and 1.
 template <int kVectors>
-PM_INLINE void weigh_one_row_tile(const ValueBlocks& blocks, const bf16* weights, int32_t head_dim, int32_t d, float* out) {
+PM_INLINE void weigh_one_row_tile(const ValueBlocks& blocks, const bf16* weights, int32_t head_dim, int32_t d,
+                                  float* out) {
   const int64_t out_stride = head_dim * sizeof(float), v_stride = 2 * head_dim * sizeof(bf16);
   load_outputs<0>(out + d, out_stride);
   if constexpr (kVectors == 4) load_outputs<2>(out + d + kTileK, out_stride);
@@ -152,7 +167,8 @@ PM_INLINE void weigh_one_row_tile(const ValueBlocks& blocks, const bf16* weights
 }
 
 // 17 to 32 rows, 32 d.
-PM_INLINE void weigh_two_row_tiles(const ValueBlocks& blocks, const bf16* weights, int32_t head_dim, int32_t d, float* out) {
+PM_INLINE void weigh_two_row_tiles(const ValueBlocks& blocks, const bf16* weights, int32_t head_dim, int32_t d,
+                                  float* out) {
   const int64_t out_stride = head_dim * sizeof(float), v_stride = 2 * head_dim * sizeof(bf16);
   const int64_t weight_stride = kWeightStride * sizeof(bf16);
   float* second = out + kTileRows * head_dim;

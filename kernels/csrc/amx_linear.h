@@ -238,18 +238,18 @@ static void multiply_many(const LinearCall& call, int32_t first_pair, int32_t la
   }
 }
 
-// Up to 32 rows wait for the weights, which come from memory; more rows for the products.
+// The first block of rows waits for the weights, which come from memory; the others find them in a cache, and wait for
+// the products.
 template <class Format>
 static void linear_in_tiles(const LinearCall& call, int32_t first_pair, int32_t last_pair, int32_t first_row,
                             int32_t last_row) {
-  const bool is_stream = last_row - first_row <= kBlockRows;
   TwoBlocks two;
   int32_t configured = 0;
   for (int32_t row = first_row; row < last_row; row += kBlockRows) {
     const Block block = {row, last_row - row < kBlockRows ? last_row - row : kBlockRows};
     if (block.num_rows != configured) configure_tiles({block.first_tile_rows(), block.second_tile_rows()});
     configured = block.num_rows;
-    const bool is_one_tile = block.num_rows <= kTileRows;
+    const bool is_stream = row == first_row, is_one_tile = block.num_rows <= kTileRows;
     if (is_stream && is_one_tile) multiply_block<Format, 1, true>(call, first_pair, last_pair, block, two);
     else if (is_stream) multiply_block<Format, 2, true>(call, first_pair, last_pair, block, two);
     else if (is_one_tile) multiply_many<Format, 1>(call, first_pair, last_pair, block, two);
@@ -302,7 +302,8 @@ static void linear_of_one_row(const LinearCall& call, int32_t first_pair, int32_
 
 // ---- The table's functions
 
-static void amx_linear(const LinearCall& call, int32_t first_pair, int32_t last_pair, int32_t first_row, int32_t last_row) {
+static void amx_linear(const LinearCall& call, int32_t first_pair, int32_t last_pair, int32_t first_row,
+                       int32_t last_row) {
   const WeightKind kind = call.weight->kind;
   const int32_t num_rows = last_row - first_row;
   if (kind == WeightKind::grouped || (kind == WeightKind::int8 && num_rows <= kMaxVectorRows))

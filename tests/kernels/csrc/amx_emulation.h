@@ -1,11 +1,11 @@
 // AMX's tiles in software, for CPUs without: the kernels of amx_*.h, compiled with -DPM_EMULATE_AMX, run on this.
 //
-// After Intel's Software Developer's Manual, volume 2: LDTILECFG, TILELOADD, TILESTORED, TILEZERO, TDPBF16PS, TDPBSSD and
-// TDPBUSD, with what makes them fault: that aborts here, with the reason. Memory is touched within a tile's configured
-// shape only, byte for byte, so that AddressSanitizer sees what a CPU would touch.
+// After Intel's Software Developer's Manual, volume 2: LDTILECFG, TILELOADD, TILESTORED, TILEZERO, TDPBF16PS, TDPBSSD
+// and TDPBUSD, with what makes them fault: that aborts here, with the reason. Memory is touched within a tile's
+// configured shape only, byte for byte, so that AddressSanitizer sees what a CPU would touch.
 //
-// Needs AVX-512F: products and sums of TDPBF16PS are this CPU's own FMA with MXCSR set as the manual says (denormals are
-// zeros, coming in and going out; to the nearest, ties to even).
+// Needs AVX-512F: products and sums of TDPBF16PS are this CPU's own FMA with MXCSR set as the manual says (denormals
+// are zeros, coming in and going out; to the nearest, ties to even).
 #pragma once
 
 #include <immintrin.h>

@@ -28,7 +28,7 @@ inline bf16 denormal() { return (bf16)(sign_bit() | pick(0x80)); }
 inline bf16 denormal_at_times() { return pick(2) ? denormal() : normal(); }
 inline bf16 huge() { return f32_to_bf16(ldexpf(uniform(-1, 1), 60 + pick(60))); }
 inline bf16 opposite() { return f32_to_bf16(pick(2) ? 1000.5f : -1000.5f); }
-inline bf16 mostly_three() { return pick(4) ? f32_to_bf16(3.0f) : normal(); }       // most of a sum with opposites cancels
+inline bf16 mostly_three() { return pick(4) ? f32_to_bf16(3.0f) : normal(); }       // sums of it with opposites cancel
 inline bf16 any_finite() { return (bf16)(sign_bit() | pick(0x7f80)); }
 inline bf16 infinite_at_times() { return pick(200) ? normal() : (bf16)(sign_bit() | 0x7f80); }
 inline bf16 nan_at_times() { return pick(200) ? normal() : (bf16)0x7fc0; }

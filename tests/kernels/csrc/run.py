@@ -99,7 +99,7 @@ def list_programs(isas: Sequence[str], is_slow: bool) -> list[Program]:
         is_slow: Programs that take a number of random cases get few.
     """
     few = ("20",) if is_slow else ()
-    programs = [Program(test, "", tile_flags(isas)) for test in WITH_LIBRARY]
+    programs = [Program(test, "", ()) for test in WITH_LIBRARY]
     programs += [Program("attend", isa, ISA_FLAGS[isa], few) for isa in isas if isa != "amx"]
     if "avx512" in isas:
         emulated = (*ISA_FLAGS["avx512"], EMULATE)
@@ -109,31 +109,34 @@ def list_programs(isas: Sequence[str], is_slow: bool) -> list[Program]:
     return programs
 
 
-def tile_flags(isas: Sequence[str]) -> tuple[str, ...]:
-    """Return what makes the library's tiles software, where the CPU has none."""
-    return () if "amx" in isas else (EMULATE,)
-
-
-def build_library(bench: Bench, isas: Sequence[str]) -> list[Path]:
-    """Compile the library's sources, each instruction set's with its own flags."""
-    emulate = tile_flags(isas)
-    of_unit = {f"isa_{isa}": flags for isa, flags in ISA_FLAGS.items()}
-    if emulate:
-        of_unit["isa_amx"] = ISA_FLAGS["avx512"]
+def compile_library(bench: Bench) -> dict[str, Path]:
+    """Compile the library's sources, each instruction set's with its own flags; objects by the source's stem."""
 
     def compile_one(source: Path) -> Path:
-        return bench.compile(f"{source.stem}.o", ("-c", *emulate, *of_unit.get(source.stem, ())), [source])
+        return bench.compile(f"{source.stem}.o", ("-c", *ISA_FLAGS.get(source.stem.removeprefix("isa_"), ())), [source])
 
+    sources = sorted(SOURCES.glob("*.cpp"))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return list(pool.map(compile_one, sorted(SOURCES.glob("*.cpp"))))
+        return dict(zip((source.stem for source in sources), pool.map(compile_one, sources), strict=True))
 
 
-def build(bench: Bench, programs: Sequence[Program], isas: Sequence[str]) -> dict[Program, Path]:
-    """Compile programs, and the library if one of them needs it."""
-    library = build_library(bench, isas) if any(not program.isa for program in programs) else []
+def with_tiles(bench: Bench, library: dict[str, Path], isas: Sequence[str]) -> list[Path]:
+    """Return the library's objects for a CPU that can run `isas`: without AMX, its tiles are software."""
+    if "amx" in isas:
+        return list(library.values())
+    of_emulated = {"isa_amx": ISA_FLAGS["avx512"], "cpu": ()}
+    emulated = {
+        stem: bench.compile(f"{stem}-emulated.o", ("-c", EMULATE, *flags), [SOURCES / f"{stem}.cpp"])
+        for stem, flags in of_emulated.items()
+    }
+    return list((library | emulated).values())
+
+
+def build(bench: Bench, programs: Sequence[Program], objects: Sequence[Path]) -> dict[Program, Path]:
+    """Compile programs; those that want the library link `objects`."""
 
     def build_one(program: Program) -> Path:
-        others = [SOURCES / "cpu.cpp"] if program.isa else library
+        others = [SOURCES / "cpu.cpp"] if program.isa else objects
         return bench.compile(program.name, program.flags, [PROGRAMS / f"test_{program.test}.cpp", *others])
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -148,10 +151,16 @@ def run_all(bench: Bench, only: str = "", *, is_slow: bool = False) -> Iterator[
     """
     isas = find_isas(bench)
     programs = [program for program in list_programs(isas, is_slow) if only in program.name]
-    for program, path in build(bench, programs, isas).items():
-        result = bench.run(path, program.arguments)
-        said = f"{result.stdout[-4000:]}{result.stderr[-4000:]}"
-        yield program.name, f"status {result.returncode}:\n{said}" if result.returncode else ""
+    wants_library = any(not program.isa for program in programs)
+    objects = with_tiles(bench, compile_library(bench), isas) if wants_library else []
+    for program, path in build(bench, programs, objects).items():
+        yield program.name, failure_of(bench.run(path, program.arguments))
+
+
+def failure_of(result: subprocess.CompletedProcess[str]) -> str:
+    """Return how a program failed and what it said last; nothing if it did not."""
+    said = f"{result.stdout[-4000:]}{result.stderr[-4000:]}"
+    return f"status {result.returncode}:\n{said}" if result.returncode else ""
 
 
 def main() -> int:

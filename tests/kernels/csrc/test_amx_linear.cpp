@@ -124,11 +124,10 @@ double exact_sum(const Case& c, const Inputs& in, int32_t row, int32_t n, double
   double sum = 0;
   *magnitude = 0;
   for (int32_t i = 0; i < c.k; i++) {
+    const size_t w = (size_t)n * c.k + i, x = (size_t)row * c.k_padded + i;
     double product;
-    if (c.weight.kind == WeightKind::int8)
-      product = (double)c.quantised[(size_t)n * c.k + i] * ((uint8_t)in.quantised[(size_t)row * c.k_padded + i] - 128);
-    else
-      product = (double)bf16_to_f32(c.plain[(size_t)n * c.k + i]) * bf16_to_f32(in.values[(size_t)row * c.k_padded + i]);
+    if (c.weight.kind == WeightKind::int8) product = (double)c.quantised[w] * ((uint8_t)in.quantised[x] - 128);
+    else product = (double)bf16_to_f32(c.plain[w]) * bf16_to_f32(in.values[x]);
     sum += product, *magnitude += fabs(product);
   }
   if (c.weight.kind != WeightKind::int8) return sum;
