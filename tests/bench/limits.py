@@ -15,6 +15,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import IO, Any
 
@@ -70,7 +71,8 @@ def _measure_steps(args: argparse.Namespace, program: Path, report: IO[str]) -> 
     progress.advance("probe")
     before = run_probe(program, model.num_threads, model.size.weight_bytes)
     progress.advance("steps")
-    times = model.time_cases(CASES, args.rounds, lambda: progress.advance("steps"))
+    clock = time.thread_time if args.cpu_time else time.perf_counter
+    times = model.time_cases(CASES, args.rounds, clock=clock, on_round=lambda: progress.advance("steps"))
     progress.show("probe")
     limits = before.best_of(run_probe(program, model.num_threads, model.size.weight_bytes))
     progress.clear()
@@ -90,9 +92,15 @@ def _parse_args() -> argparse.Namespace:
         "--threads", type=int, default=0, help="Compute threads. [default: as many as the engine takes]"
     )
     parser.add_argument("--model", help="As of pointsman serve. [default: the embedded model]")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="On a busy machine, with --threads 1: leave out the neighbours' time."
+    )
     parser.add_argument("--probe-only", action="store_true", help="Only what the machine can do.")
     parser.add_argument("--json", metavar="FILE", help="Write the figures as JSON; - = stdout, and nothing else there.")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.cpu_time and args.threads != 1:
+        parser.error("--cpu-time counts one thread's time: give --threads 1 with it")
+    return args
 
 
 def _cpu_name() -> str:

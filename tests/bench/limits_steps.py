@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,11 @@ from kernels.fused import FusedWeights, LinearWeights, ModelSpec
 from tests.bench.limits_cases import Case, ModelSize, Span, build_meta
 from tests.bench.limits_report import StepTime
 
+Clock = Callable[[], float]
+
 PAGE_SIZE = 64
-_SETTLE_STEPS = 2
+# Computed before the one that is timed: it finds other cases' data in the caches.
+_SETTLE_STEPS = 1
 
 
 class TimedModel:
@@ -53,17 +55,19 @@ class TimedModel:
         self.num_threads = compute.kernels.num_threads
         self.size = weighed.size()
         self._model = weighed.model
-        self._vocab_size = checkpoint.arch.vocab_size
 
-    def time_cases(self, cases: Sequence[Case], num_rounds: int, on_round: Callable[[], None]) -> dict[Case, StepTime]:
+    def time_cases(
+        self, cases: Sequence[Case], num_rounds: int, *, clock: Clock, on_round: Callable[[], None]
+    ) -> dict[Case, StepTime]:
         """Time the cases in turn, many times over; keep each one's best.
 
         Args:
             cases: Steps.
             num_rounds: Of all cases.
+            clock: Seconds.
             on_round: Called after each.
         """
-        runs = {case: _CaseRun(self._decoder, self._model, case, self._vocab_size) for case in cases}
+        runs = {case: _CaseRun(self._decoder, self._model, case, clock) for case in cases}
         for _ in range(num_rounds):
             for run in runs.values():
                 run.time_once()
@@ -74,25 +78,26 @@ class TimedModel:
 class _CaseRun:
     """One case with pages of its own, its context computed."""
 
-    def __init__(self, decoder: Any, model: CpuModel, case: Case, vocab_size: int) -> None:
+    def __init__(self, decoder: Any, model: CpuModel, case: Case, clock: Clock) -> None:
         self.best = StepTime()
         self._decoder = decoder
         self._model = model
         self._pages_per_request = case.pages_per_request(PAGE_SIZE)
-        self._vocab_size = vocab_size
+        self._clock = clock
+        self._vocab_size: int = decoder.arch.vocab_size
         self._kv = decoder.alloc_kv(num_pages=case.num_requests * self._pages_per_request, page_size=PAGE_SIZE)
         for spans in case.fills():
             self._compute(spans)
         self._meta = self._build_meta(case.spans())
 
     def time_once(self) -> None:
-        """Compute the step a few times: the first finds other cases' data in the caches."""
+        """Compute the step, and again with the clock running."""
         for _ in range(_SETTLE_STEPS):
             self._run()
         self._model.take_times()
-        started = time.perf_counter()
+        started = self._clock()
         self._run()
-        seconds = time.perf_counter() - started
+        seconds = self._clock() - started
         phases = self._model.take_times()
         if seconds < self.best.seconds:
             self.best = StepTime(seconds, phases)
