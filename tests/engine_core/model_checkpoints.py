@@ -16,7 +16,7 @@ from engine_core.model.decoder import LanguageModel
 from kernels.backend import StepMeta
 
 VOCAB_SIZE = 97
-_SHAPE: dict[str, Any] = {
+SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 48,
     "intermediate_size": 80,
@@ -59,7 +59,7 @@ _VISION = {
     "patch_size": 14,
 }
 
-# case -> the transformers family and what the case sets beyond _SHAPE
+# case -> the transformers family and what the case sets beyond SHAPE
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama_scaled_biased": (
@@ -96,7 +96,7 @@ def save_checkpoint(directory: Path, case: str, **save_options: Any) -> PreTrain
 
 def _create_model(case: str) -> PreTrainedModel:
     family, options = CASES[case]
-    shape = {**_SHAPE, **options}
+    shape = {**SHAPE, **options}
     if family == "Gemma3Vision":
         tokens = {"image_token_index": 96, "boi_token_index": 95, "eoi_token_index": 94, "mm_tokens_per_image": 4}
         config = transformers.Gemma3Config(

@@ -155,7 +155,7 @@ KINDS: dict[str, Callable[[], tuple[Checkpoint, dict[str, str]]]] = {
     "q6_k": lambda: (create_checkpoint(BITWISE, storage=Storage.Q6_K), {}),
 }
 BITWISE: ArchSpec = create_arch(
-    hidden_size=256, intermediate_size=256, head_dim=64, num_q_heads=6, num_kv_heads=2, windows=(40, -1)
+    hidden_size=256, intermediate_size=256, head_dim=64, num_q_heads=8, num_kv_heads=2, windows=(40, -1)
 )
 kinds = pytest.mark.parametrize("kind", KINDS)
 TOKENS = random_tokens(600, seed=7)

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from engine_core import ConfigError, EngineConfig, ModelConfig
+from engine_core import CPU_ISAS, ConfigError, DeviceConfig, EngineConfig, ModelConfig
 from kernels.backend import backend_names
+from kernels.cpu_library import ISAS
 from server.config import BACKENDS, ServerConfig, add_flags, build_config, default_cache_dir, flags_table, is_loopback
 
 # What the engine's config has and operators have no say in.
@@ -23,7 +24,8 @@ def test_without_flags_the_defaults_hold_and_are_the_engines() -> None:
     config = configure()
     assert config == ServerConfig(cache_dir=config.cache_dir)
     assert (config.host, config.port) == ("127.0.0.1", 8000)
-    assert config.to_engine_config(Path("m")) == EngineConfig(ModelConfig(Path("m")))
+    device = DeviceConfig(cache_dir=config.cache_dir)
+    assert config.to_engine_config(Path("m")) == EngineConfig(ModelConfig(Path("m")), device=device)
 
 
 def test_every_setting_reaches_the_engine() -> None:
@@ -34,10 +36,11 @@ def test_every_setting_reaches_the_engine() -> None:
         *("--long-prefill-token-threshold", "128"),
         *("--scheduling-policy", "priority", "--priority-order", "lower-first"),
         *("--delay-factor", "0.5", "--target-itl-ms", "40", "--async-scheduling"),
-        *("--backend", "torch", "--num-threads", "3"),
+        *("--backend", "torch", "--num-threads", "3", "--cpu-isa", "avx2", "--cache-dir", "/c"),
+        *("--quantization", "int8", "--kv-cache-dtype", "int8"),
     )
     engine = config.to_engine_config(Path("m"))
-    assert engine.model == ModelConfig(Path("m"), "bf16", 1000)
+    assert engine.model == ModelConfig(Path("m"), "bf16", 1000, "int8")
     for part in (engine.cache, engine.scheduler, engine.device):
         default = type(part)()
         same = {f.name for f in dataclasses.fields(part) if getattr(part, f.name) == getattr(default, f.name)}
@@ -158,6 +161,10 @@ def test_the_cache_directory_follows_xdg() -> None:
 
 def test_every_backend_can_be_chosen() -> None:
     assert backend_names() == BACKENDS
+
+
+def test_the_instruction_sets_are_those_of_the_kernels() -> None:
+    assert ("auto", *ISAS, "torch") == CPU_ISAS
 
 
 def test_the_flags_table_lists_every_field_once() -> None:

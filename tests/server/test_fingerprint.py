@@ -1,7 +1,7 @@
 import dataclasses
 from pathlib import Path
 
-from engine_core import DeviceConfig, EngineConfig, ModelConfig
+from engine_core import CacheConfig, DeviceConfig, EngineConfig, ModelConfig
 from server.fingerprint import compute_fingerprint
 
 
@@ -28,6 +28,11 @@ def test_whatever_changes_tokens_changes_the_name(tmp_path: Path) -> None:
         compute_fingerprint(config, "1"),
         compute_fingerprint(config, "2"),
         compute_fingerprint(dataclasses.replace(config, device=DeviceConfig("torch")), "1"),
+        compute_fingerprint(dataclasses.replace(config, device=DeviceConfig(cpu_isa="avx2")), "1"),
+        compute_fingerprint(dataclasses.replace(config, cache=CacheConfig(kv_cache_dtype="int8")), "1"),
+        compute_fingerprint(
+            dataclasses.replace(config, model=dataclasses.replace(config.model, quantization="int8")), "1"
+        ),
         compute_fingerprint(EngineConfig(ModelConfig(config.model.path, "fp32")), "1"),
         compute_fingerprint(other_end, "1"),
         compute_fingerprint(EngineConfig(ModelConfig(gguf, "bf16")), "1"),

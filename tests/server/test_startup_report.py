@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_core import EngineConfig, EnginePhase, EngineState, ModelConfig
+from engine_core import CacheConfig, DeviceConfig, EngineConfig, EnginePhase, EngineState, ModelConfig
 from server.startup_report import StartupReport, format_curl, format_memory, format_summary, format_url
 
 
@@ -46,12 +46,34 @@ def test_a_reader_that_is_gone_is_no_error() -> None:
 
 
 def test_the_summary_names_what_runs_and_where() -> None:
-    config = EngineConfig(ModelConfig(Path("/m/tiny.gguf"), "bf16", 2048))
+    config = EngineConfig(ModelConfig(Path("/m/tiny.gguf"), "bf16", 2048), device=DeviceConfig("cpu", 2, "avx2"))
     text = format_summary(
         version="1.2.3", model_name="tiny", architecture="LlamaForCausalLM", config=config, url="http://h:1"
     )
-    for part in ("1.2.3", "tiny (LlamaForCausalLM)", "/m/tiny.gguf", "2,048 tokens", "cpu", "bf16", "http://h:1"):
+    for part in (
+        "1.2.3",
+        "tiny (LlamaForCausalLM)",
+        "/m/tiny.gguf",
+        "2,048 tokens",
+        "cpu (avx2)",
+        "2 threads",
+        "http://h:1",
+    ):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "quantization", "kv_dtype", "told"),
+    [
+        ("m.gguf", "bf16", "auto", "bf16", "weights as stored, else bf16, KV cache bf16"),
+        ("m.gguf", "fp32", "none", "auto", "weights fp32, KV cache fp32"),
+        ("m", "bf16", "auto", "int8", "weights bf16, KV cache int8"),
+        ("m", "bf16", "int4", "bf16", "weights int4, KV cache bf16"),
+    ],
+)
+def test_the_summary_names_the_numbers(name: str, dtype: str, quantization: str, kv_dtype: str, told: str) -> None:
+    config = EngineConfig(ModelConfig(Path(name), dtype, 2048, quantization), CacheConfig(kv_cache_dtype=kv_dtype))
+    assert told in format_summary(version="1", model_name="m", architecture="A", config=config, url="http://h:1")
 
 
 def test_the_memory_table_counts_tokens_and_full_length_requests() -> None:
