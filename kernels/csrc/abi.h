@@ -1,6 +1,7 @@
 // The library's C interface: what Python calls through ctypes. Knows no requests and no text.
 //
-// A handle belongs to whoever created it and is destroyed once, models before their linears, all before the machine.
+// A handle belongs to whoever created it and is destroyed once, models before their linears, all before the machine,
+// which keeps the linears' memory until then.
 // A function that can fail returns null, or not 0; pm_last_error() then says why, in a sentence. One thread at a time
 // may use a machine; the calls hold no lock of Python's.
 #pragma once

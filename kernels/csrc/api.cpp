@@ -215,10 +215,7 @@ pm_linear* pm_linear_create(pm_machine* machine, const pm_linear_config* config)
   return guarded<pm_linear*>(nullptr, [&] { return make_linear(machine, *config); });
 }
 
-void pm_linear_destroy(pm_linear* linear) {
-  if (linear) free_packed(&linear->weight);
-  delete linear;
-}
+void pm_linear_destroy(pm_linear* linear) { delete linear; }
 
 int32_t pm_linear_run(const pm_linear* linear, const float* x, int32_t num_rows, float* out) {
   return guarded<int32_t>(1, [&] {

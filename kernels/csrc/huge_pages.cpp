@@ -26,4 +26,24 @@ void free_huge(void* buffer, size_t bytes) {
   if (buffer) munmap(buffer, whole_pages(bytes));
 }
 
+constexpr int64_t kChunkBytes = int64_t(64) << 20;  // what is not used of it is never given memory
+
+Arena::~Arena() {
+  for (const Chunk& chunk : chunks_) free_huge(chunk.start, chunk.size);
+}
+
+void* Arena::alloc(int64_t bytes) {
+  bytes = (bytes + 63) / 64 * 64;
+  if (chunks_.empty() || chunks_.back().size - chunks_.back().used < bytes) {
+    int64_t size = bytes > kChunkBytes ? bytes : kChunkBytes;
+    void* start = alloc_huge(size);
+    if (!start) return nullptr;
+    chunks_.push_back({static_cast<uint8_t*>(start), size, 0});
+  }
+  Chunk& chunk = chunks_.back();
+  void* buffer = chunk.start + chunk.used;
+  chunk.used += bytes;
+  return buffer;
+}
+
 }  // namespace pointsman

@@ -49,13 +49,16 @@ pm_linear* make_linear(pm_machine* machine, const pm_linear_config& config) {
                  config.row_order, config.bias};
   auto linear = std::make_unique<pm_linear>();
   linear->machine = machine;
-  if (const char* problem = begin_pack(job, &linear->weight)) throw std::invalid_argument(problem);
+  if (const char* problem = plan_pack(job, &linear->weight)) throw std::invalid_argument(problem);
+  linear->num_bytes = packed_bytes(linear->weight, config.bias != nullptr);
+  void* memory = machine->arena.alloc(linear->num_bytes);
+  if (!memory) throw std::bad_alloc();
+  place_packed(job, memory, &linear->weight);
   Dispenser dispenser;
   machine->pool.run([&](int) {
     for (int first, last; dispenser.take(2, num_panels(linear->weight), &first, &last);)
       pack_panels(job, first, last, &linear->weight);
   });
-  linear->num_bytes = packed_bytes(linear->weight, config.bias != nullptr);
   return linear.release();
 }
 

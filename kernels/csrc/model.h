@@ -5,12 +5,14 @@
 
 #include "abi.h"
 #include "buffers.h"
+#include "huge_pages.h"
 #include "ops.h"
 #include "pool.h"
 
 struct pm_machine {
   const pointsman::KernelTable* table;
   pointsman::Pool pool;
+  pointsman::Arena arena;  // of the packed weights
   std::vector<pointsman::Buffer<uint8_t>> attend_scratch;  // one a thread
 
   pm_machine(const pointsman::KernelTable* table, int num_threads);
