@@ -19,6 +19,7 @@ namespace {
 
 constexpr int32_t kFewRows = 2;
 constexpr int kStagesPerLayer = 12;
+constexpr int32_t kRowBlock = 128;
 constexpr int32_t kHeadPairs = 4;  // of panels, whose logits are looked at together
 
 double now() {
@@ -238,17 +239,18 @@ class Walk {
     pool_.barrier();
   }
 
-  // Pairs of panels in chunks; rows too where there are fewer pairs than would keep all threads busy.
+  // Pairs of panels in chunks, each with all rows or with one block of them after the other, so that the chunk's weights
+  // are still in the second-level cache for the next block.
   void run_linear(const LinearCall& call) {
     Dispenser& dispenser = *next_dispenser_++;
-    int32_t num_pairs = call.weight->n_padded / kPair, num_rows = step_.num_tokens;
-    int32_t row_block = num_rows;
-    if (num_pairs < 4 * pool_.size() && num_rows > 64) row_block = 64;
-    int32_t num_row_blocks = (num_rows + row_block - 1) / row_block;
-    int32_t chunk = num_rows > 64 ? 1 : std::clamp(num_pairs / (12 * pool_.size()), 1, 16);
-    int32_t chunks = (num_pairs + chunk - 1) / chunk;
-    for (int first, last; dispenser.take(1, chunks * num_row_blocks, &first, &last);) {
-      int32_t pair = first % chunks * chunk, row = first / chunks * row_block;
+    const int32_t num_pairs = call.weight->n_padded / kPair, num_rows = step_.num_tokens, threads = pool_.size();
+    const bool has_many_rows = num_rows > kRowBlock / 2;
+    const int32_t row_block = has_many_rows ? kRowBlock : num_rows;
+    const int32_t chunk = has_many_rows ? std::clamp(num_pairs / (3 * threads), 1, 8)
+                                        : std::clamp(num_pairs / (12 * threads), 1, 16);
+    const int32_t row_blocks = (num_rows + row_block - 1) / row_block, chunks = (num_pairs + chunk - 1) / chunk;
+    for (int item, last; dispenser.take(1, chunks * row_blocks, &item, &last);) {
+      int32_t pair = item / row_blocks * chunk, row = item % row_blocks * row_block;
       table_.linear(call, pair, std::min(pair + chunk, num_pairs), row, std::min(row + row_block, num_rows));
     }
   }
