@@ -43,6 +43,7 @@ class EngineDriver:
         path: Path,
         *,
         dtype: str = "fp32",
+        quantization: str = "none",
         backend: str = "torch",
         cache: CacheConfig = CacheConfig(block_size=32, num_blocks=512),  # noqa: B008 - frozen
         scheduler: SchedulerConfig = SchedulerConfig(),  # noqa: B008 - frozen
@@ -50,7 +51,7 @@ class EngineDriver:
     ) -> None:
         self.outputs: queue.SimpleQueue[EngineCoreOutputs] = queue.SimpleQueue()
         self._settled = threading.Event()
-        config = EngineConfig(ModelConfig(path, dtype), cache, scheduler, DeviceConfig(backend))
+        config = EngineConfig(ModelConfig(path, dtype, None, quantization), cache, scheduler, DeviceConfig(backend))
         self.engine = Engine(
             config,
             open_checkpoint(path),
