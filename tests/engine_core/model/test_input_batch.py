@@ -125,3 +125,51 @@ def test_a_run_of_prompt_logits_is_cut_where_the_rows_are(size: int) -> None:
             assert 0 <= index < size
             read[first + index] = token_id
     assert read == {4: 100, 5: 101, 6: 102, 7: 103, 8: 104}
+
+
+@pytest.mark.parametrize(
+    ("params", "needs_logits"),
+    [
+        ({}, False),
+        ({"temperature": 0.7}, True),
+        ({"repetition_penalty": 1.1}, True),
+        ({"frequency_penalty": 0.1}, True),
+        ({"presence_penalty": -0.1}, True),
+        ({"logit_bias": {3: 1.0}}, True),
+        ({"min_tokens": 1}, True),
+        ({"num_logprobs": 0}, True),
+        ({"top_k": 5, "top_p": 0.5, "min_p": 0.1, "seed": 3}, False),
+    ],
+)
+def test_only_a_row_that_takes_its_likeliest_token_needs_no_logits(params: dict[str, Any], needs_logits: bool) -> None:
+    batch = create_batch()
+    asked = SamplingParams(**{"max_tokens": 20, "temperature": 0.0, **params})
+    step = output({"a": 3}, [NewRequestData("a", [100, 101, 102], 3, asked, [5], 0)])
+    batch.apply(step)
+    assert batch.build_step(step).needs_logits.tolist() == [needs_logits]
+
+
+def test_the_rows_of_a_prompt_need_logits_though_its_request_is_greedy() -> None:
+    batch = create_batch()
+    asked = SamplingParams(max_tokens=20, temperature=0.0, num_prompt_logprobs=1)
+    step = output({"a": 3}, [NewRequestData("a", [100, 101, 102], 3, asked, [5], 0)])
+    batch.apply(step)
+    assert batch.build_step(step).needs_logits.tolist() == [True, True, False]
+
+
+def test_a_row_that_came_last_though_it_is_one_token_long_stands_among_the_others() -> None:
+    batch = create_batch()
+    step = output({"a": 1, "b": 3, "c": 1}, [new("a", 1, [5]), new("b", 3, [6]), new("c", 2, [7], computed=1)])
+    batch.apply(step)
+    built = batch.build_step(step)
+    assert built.meta.num_decodes == 2
+    assert built.meta.slot_mapping.tolist() == [20, 29, 24, 25, 26]
+    assert built.sampling_lines == [0, 2, 1]
+
+
+def test_what_all_rows_share_is_told_to_the_kernels() -> None:
+    batch = create_batch()
+    step = output({"a": 1, "b": 1}, [new("a", 5, [5, 6], computed=4), new("b", 5, [5, 7], computed=4)])
+    step.num_common_prefix_blocks = 1
+    batch.apply(step)
+    assert batch.build_step(step).meta.num_common_pages == 1
