@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,25 +181,26 @@ class InputBatch:
         self, rows: list[RequestRow], starts: list[int], q_lens: list[int], logit_tokens: list[int]
     ) -> StepMeta:
         size = self._block_size
-        q_len_array = np.array(q_lens, np.int32)
-        kv_lens = np.array(starts, np.int32) + q_len_array
-        num_pages = (kv_lens + np.int32(size - 1)) // np.int32(size)
+        # Lists first: a kernel has just been through the caches, and each numpy call costs 4 us then.
+        kv_lens = [start + q_len for start, q_len in zip(starts, q_lens, strict=True)]
+        num_pages = [-(-kv_len // size) for kv_len in kv_lens]
+        page_lens = [kv_len - (num - 1) * size for kv_len, num in zip(kv_lens, num_pages, strict=True)]
         token_ids, positions, slots = _lay_out_tokens(rows, starts, q_lens, size)
         return StepMeta(
             num_reqs=len(rows),
             num_tokens=len(token_ids),
             num_decodes=q_lens.count(1),
             max_q_len=max(q_lens),
-            max_kv_len=int(kv_lens.max()),
-            qo_indptr=_indptr(q_len_array),
-            kv_indptr=_indptr(num_pages),
-            kv_indices=np.concatenate([row.blocks(num) for row, num in zip(rows, num_pages.tolist(), strict=True)]),
-            last_page_len=kv_lens - (num_pages - np.int32(1)) * np.int32(size),
-            kv_lens=kv_lens,
+            max_kv_len=max(kv_lens),
+            qo_indptr=_int32([0, *accumulate(q_lens)]),
+            kv_indptr=_int32([0, *accumulate(num_pages)]),
+            kv_indices=np.concatenate([row.blocks(num) for row, num in zip(rows, num_pages, strict=True)]),
+            last_page_len=_int32(page_lens),
+            kv_lens=_int32(kv_lens),
             token_ids=token_ids,
             positions=positions,
             slot_mapping=slots,
-            logit_rows=np.array(logit_tokens, np.int32),
+            logit_rows=_int32(logit_tokens),
         )
 
 
@@ -259,24 +261,20 @@ def _lay_out_tokens(
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Return each token's id, its position, and its slot in the pages. Rows with one token come first."""
     num_singles = q_lens.count(1)
-    singles, their_starts = rows[:num_singles], starts[:num_singles]
-    token_ids = [np.array([row.token(start) for row, start in zip(singles, their_starts, strict=True)], np.int32)]
-    positions = [np.array(their_starts, np.int32)]
-    blocks = [
-        np.array([row.block(start // block_size) for row, start in zip(singles, their_starts, strict=True)], np.int32)
-    ]
+    singles = list(zip(rows[:num_singles], starts[:num_singles], strict=True))
+    token_ids = [_int32([row.token(start) for row, start in singles])]
+    positions = [_int32(starts[:num_singles])]
+    slots = [_int32([row.block(start // block_size) * block_size + start % block_size for row, start in singles])]
+    if num_singles == len(rows):
+        return token_ids[0], positions[0], slots[0]
     for row, start, q_len in zip(rows[num_singles:], starts[num_singles:], q_lens[num_singles:], strict=True):
         span = np.arange(start, start + q_len, dtype=np.int32)
         token_ids.append(row.tokens(start, start + q_len))
         positions.append(span)
-        blocks.append(row.blocks(row.num_blocks)[span // block_size])
-    all_positions = np.concatenate(positions)
-    slots = np.concatenate(blocks) * np.int32(block_size) + all_positions % np.int32(block_size)
-    return np.concatenate(token_ids), all_positions, slots
+        blocks = row.blocks(row.num_blocks)[span // block_size]
+        slots.append(blocks * np.int32(block_size) + span % np.int32(block_size))
+    return np.concatenate(token_ids), np.concatenate(positions), np.concatenate(slots)
 
 
-def _indptr(lengths: IntArray) -> IntArray:
-    """[n] lengths -> [n+1] offsets."""
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
+def _int32(values: list[int]) -> IntArray:
+    return np.array(values, np.int32)

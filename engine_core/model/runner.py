@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from engine_core.model.decoder import LanguageModel
@@ -37,7 +36,6 @@ class ModelRunner:
         self._batch = InputBatch(max_model_len=max_model_len, block_size=kv.page_size)
         self._num_token_ids = min(num_token_ids or decoder.arch.vocab_size, decoder.arch.vocab_size)
 
-    @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Compute the scheduled tokens, and sample where a request's last known token was among them."""
         self._batch.apply(output)
