@@ -6,14 +6,16 @@ Owns the choice of instruction set and threads; the library is cpu_library's, ho
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections.abc import Iterable
 from functools import cached_property
+from pathlib import Path
 
 import torch
 
 from kernels.backend import BackendOptions, NotFusableError, UnusableIsaError
-from kernels.cpu_build import FoundLibrary, find_library
+from kernels.cpu_build import INSTALLED, FoundLibrary, find_library
 from kernels.cpu_fallback import CpuFallback, supported_dtypes
 from kernels.cpu_library import ISAS, KV_KINDS, KernelError, Library, Linear, Machine, Model, Pages
 from kernels.cpu_threads import usable_threads
@@ -137,8 +139,7 @@ def create_backend(options: BackendOptions) -> CpuBackend:
     """
     if options.cpu_isa == "torch":
         return CpuBackend(prepacked_dtypes=supported_dtypes(), reason="torch was asked for")
-    found = find_library(cache_dir=options.cache_dir, progress=logger.info)
-    library, reason = _load(found)
+    library, reason = load_library(options.cache_dir)
     kernels = None if library is None else _choose_kernels(library, options)
     if kernels is None:
         if options.cpu_isa != "auto":
@@ -151,8 +152,22 @@ def create_backend(options: BackendOptions) -> CpuBackend:
 
 def runnable_isas() -> tuple[str, ...]:
     """Return the instruction sets whose kernels run here, quickest first; none where there is no library."""
-    library, _ = _load(find_library())
+    library, _ = load_library()
     return () if library is None else library.runnable_isas()
+
+
+def load_library(cache_dir: Path | None = None, *, installed: Path = INSTALLED) -> tuple[Library | None, str]:
+    """Load the library, built first where need be; else say why not, as the end of a sentence.
+
+    Args:
+        cache_dir: Where it is built; None = the user's cache.
+        installed: Where an installed one would be. One that does not load, built for another system, is passed over.
+    """
+    found = find_library(cache_dir=cache_dir, progress=logger.info, installed=installed)
+    library, reason = _load(found)
+    if library is None and found.path is not None and found.path.parent == installed:
+        return _load(find_library(cache_dir=cache_dir, progress=logger.info, installed=Path(os.devnull)))
+    return library, reason
 
 
 def _load(found: FoundLibrary) -> tuple[Library | None, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernels.cache_dir import default_cache_dir
+from kernels.cpu_backend import load_library
 from kernels.cpu_build import LIBRARY_NAME, FoundLibrary, find_library, install_library
 from kernels.cpu_compiler import UNITS, Host
 
@@ -204,6 +205,15 @@ def test_an_installed_library_is_taken_while_its_sources_stay(tools: FakeToolcha
     assert found == FoundLibrary(installed / LIBRARY_NAME)
     (installed / "sha256").write_text((installed / "sha256").read_text() + "0")
     assert tools.find(installed=installed).path != found.path
+
+
+def test_an_installed_library_that_does_not_load_is_passed_over(tools: FakeToolchain, tmp_path: Path) -> None:
+    tools.add("c++")
+    assert install_library(tmp_path / "built", host=tools.host()) == ""
+    assert tools.find(installed=tmp_path / "built").path == tmp_path / "built" / LIBRARY_NAME
+    library, reason = load_library(installed=tmp_path / "built")
+    assert library is not None, reason
+    assert "generic" in library.runnable_isas()
 
 
 def test_installing_says_why_it_did_not_build(tools: FakeToolchain, tmp_path: Path) -> None:
