@@ -23,6 +23,7 @@ __all__ = [
     "BackendOptions",
     "IntArray",
     "KVPool",
+    "NoKernelsError",
     "NotFusableError",
     "StepMeta",
     "UnusableIsaError",
@@ -33,6 +34,10 @@ __all__ = [
 
 class NotFusableError(Exception):
     """The backend has no whole-step kernels for a model; says why, as the end of a sentence."""
+
+
+class NoKernelsError(NotFusableError):
+    """The backend has no whole-step kernels for any model, as it has told already, or was told itself."""
 
 
 class UnusableIsaError(ValueError):

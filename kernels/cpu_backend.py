@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.backend import BackendOptions, NotFusableError, UnusableIsaError
+from kernels.backend import BackendOptions, NoKernelsError, NotFusableError, UnusableIsaError
 from kernels.cpu_build import INSTALLED, FoundLibrary, find_library
 from kernels.cpu_fallback import CpuFallback, supported_dtypes
 from kernels.cpu_library import ISAS, KV_KINDS, KernelError, Library, Linear, Machine, Model, Pages
@@ -119,7 +119,7 @@ class CpuBackend(CpuFallback):
             NotFusableError: They are not there, or not made for such a model.
         """
         if self._kernels is None:
-            raise NotFusableError(self._reason)
+            raise NoKernelsError(self._reason)
         shapes = {(layer.num_q_heads, layer.num_kv_heads, layer.head_dim) for layer in spec.layer_specs}
         head_dims = {head_dim for _, _, head_dim in shapes}
         if len(shapes) != 1:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from kernels.backend import Activation, AttnSpec, BackendOptions, KVPool, NotFusableError, StepMeta
+from kernels.backend import Activation, AttnSpec, BackendOptions, KVPool, NoKernelsError, StepMeta
 from kernels.fused import FusedKernels, ModelSpec
 from kernels.paged_kv import PagedKV, page_bytes, to_index
 
@@ -169,7 +169,7 @@ class TorchBackend:
 
     def fuse(self, spec: ModelSpec) -> FusedKernels:
         """Refuse: the reference computes step by step."""
-        raise NotFusableError("the torch backend is the reference, which computes layer by layer")
+        raise NoKernelsError("the torch backend is the reference, which computes layer by layer")
 
 
 def _rmsnorm_fp32(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -18,7 +18,7 @@ from engine_core.model.checkpoint import Checkpoint
 from engine_core.model.decoder import LanguageModel
 from engine_core.model.fused_loader import load_fused, model_spec
 from engine_core.model.loader import load_decoder
-from kernels.backend import Backend, BackendOptions, NotFusableError, UnusableIsaError, create_backend
+from kernels.backend import Backend, BackendOptions, NoKernelsError, NotFusableError, UnusableIsaError, create_backend
 from kernels.cpu_threads import usable_threads
 from kernels.fused import FusedKernels
 
@@ -80,6 +80,8 @@ def settle_compute(config: EngineConfig, arch: ArchSpec) -> Compute:
     try:
         kernels = _fuse(config, arch, backend)
     except NotFusableError as error:
+        if not isinstance(error, NoKernelsError):
+            logger.info("Torch computes this model, layer by layer: %s", error)
         return Compute(_layer_by_layer(config, backend, str(error)), backend, None)
     return Compute(_fused(config, kernels), backend, kernels)
 
@@ -111,8 +113,6 @@ def _layer_by_layer(config: EngineConfig, backend: Backend, reason: str) -> Engi
         raise ConfigError(
             f"kv_cache_dtype {config.cache.kv_cache_dtype} needs the cpu backend's C++ kernels, but {reason}"
         )
-    if config.device.backend == "cpu" and config.device.cpu_isa != "torch":
-        logger.info("Torch computes this model layer by layer: %s", reason)
     return replace(
         config,
         model=replace(config.model, dtype=dtype, quantization="none"),
