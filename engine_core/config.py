@@ -64,7 +64,7 @@ class SchedulerConfig:
     """What one step may hold.
 
     Attributes:
-        max_num_batched_tokens: Tokens a step at most, prompt and output together.
+        max_num_batched_tokens: Tokens a step at most, prompt and output together; 0 = what suits the kernels.
         max_num_seqs: Requests running at once at most.
         max_chunk_size: Tokens of one request a step at most; 0 = no limit of its own.
         long_prefill_token_threshold: A second such limit; 0 = off.
@@ -123,7 +123,7 @@ class EngineConfig:
         sched, cache = self.scheduler, self.cache
         if sched.max_num_seqs < 1:
             raise ConfigError(f"max_num_seqs must be at least 1, not {sched.max_num_seqs}")
-        if sched.max_num_batched_tokens < sched.max_num_seqs:
+        if 0 < sched.max_num_batched_tokens < sched.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({sched.max_num_batched_tokens}) is below "
                 f"max_num_seqs ({sched.max_num_seqs}): a full batch of one token each would not fit; "
@@ -198,9 +198,10 @@ class EngineConfig:
                 f"max_model_len ({max_model_len}) is above the {trained_model_len} positions the model was made for"
             )
         sched = self.scheduler
-        if not sched.enable_chunked_prefill and sched.max_num_batched_tokens < max_model_len:
+        budget = sched.max_num_batched_tokens
+        if not sched.enable_chunked_prefill and 0 < budget < max_model_len:
             raise ConfigError(
-                f"with enable_chunked_prefill off, max_num_batched_tokens ({sched.max_num_batched_tokens}) must reach "
+                f"with enable_chunked_prefill off, max_num_batched_tokens ({budget}) must reach "
                 f"max_model_len ({max_model_len}), or the longest prompt could never be computed"
             )
         if sched.long_prefill_token_threshold > max_model_len:
@@ -213,5 +214,9 @@ class EngineConfig:
             model=replace(self.model, max_model_len=max_model_len),
             # On a CPU the model and the scheduler share the cores: running ahead gains nothing there, and a new
             # request waits for one more step.
-            scheduler=replace(sched, async_scheduling=bool(sched.async_scheduling)),
+            scheduler=replace(
+                sched,
+                async_scheduling=bool(sched.async_scheduling),
+                max_num_batched_tokens=budget if budget or sched.enable_chunked_prefill else max_model_len,
+            ),
         )

@@ -144,7 +144,9 @@ class ServerConfig:
         metavar="SHARE",
     )
     max_num_batched_tokens: int = _flag(
-        _SCHEDULER.max_num_batched_tokens, parse_int(1), "Tokens a step, prompt and output together."
+        0,
+        parse_int(0),
+        "Tokens a step, prompt and output together; 0 = what suits the kernels: 512 with AMX, else 128.",
     )
     max_num_seqs: int = _flag(_SCHEDULER.max_num_seqs, parse_int(1), "Requests running at once.")
     enable_chunked_prefill: bool = _flag(

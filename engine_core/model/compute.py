@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine_core.config import EngineConfig
+from engine_core.config import EngineConfig, SchedulerConfig
 from engine_core.errors import ConfigError
 from engine_core.model.arch import ArchSpec
 from engine_core.model.checkpoint import Checkpoint
@@ -23,6 +23,13 @@ from kernels.cpu_threads import usable_threads
 from kernels.fused import FusedKernels
 
 logger = logging.getLogger(__name__)
+
+# As many tokens as make a step wait for multiplying, not for reading the weights. A longer step gains nothing, and all
+# wait for it: on 2 cores with AVX-512, for 8 streams of 256 + 128 tokens, steps of 512, 256 and 128 give 338, 342 and
+# 352 tokens a second, and first tokens after 706, 510 and 340 ms. AMX multiplies ten times faster.
+_STEP_TOKENS = 128
+_AMX_STEP_TOKENS = 512
+_LAYER_BY_LAYER_STEP_TOKENS = 512  # each step calls torch some 500 times
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -95,12 +102,13 @@ def _fuse(config: EngineConfig, arch: ArchSpec, backend: Backend) -> FusedKernel
 
 def _fused(config: EngineConfig, kernels: FusedKernels) -> EngineConfig:
     kv_dtype = config.cache.kv_cache_dtype
+    step_tokens = _AMX_STEP_TOKENS if kernels.isa == "amx" else _STEP_TOKENS
     return replace(
         config,
         model=replace(config.model, dtype="bf16"),
         cache=replace(config.cache, kv_cache_dtype="bf16" if kv_dtype == "auto" else kv_dtype),
         # These kernels read what all rows share once.
-        scheduler=replace(config.scheduler, enable_cascade_attn=True),
+        scheduler=replace(_with_budget(config.scheduler, step_tokens), enable_cascade_attn=True),
         device=replace(config.device, cpu_isa=kernels.isa, num_threads=kernels.num_threads),
     )
 
@@ -117,8 +125,15 @@ def _layer_by_layer(config: EngineConfig, backend: Backend, reason: str) -> Engi
         config,
         model=replace(config.model, dtype=dtype, quantization="none"),
         cache=replace(config.cache, kv_cache_dtype="auto"),
+        scheduler=_with_budget(config.scheduler, _LAYER_BY_LAYER_STEP_TOKENS),
         device=replace(config.device, cpu_isa="torch", num_threads=config.device.num_threads or usable_threads()),
     )
+
+
+def _with_budget(scheduler: SchedulerConfig, step_tokens: int) -> SchedulerConfig:
+    """Settle a step's tokens where nobody did. A full batch of streams leaves half of them to prompts."""
+    budget = scheduler.max_num_batched_tokens or max(step_tokens, 2 * scheduler.max_num_seqs)
+    return replace(scheduler, max_num_batched_tokens=budget)
 
 
 def _check_block_size(block_size: int, backend: Backend) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine_core import CPU_ISAS, ConfigError, DeviceConfig, EngineConfig, ModelConfig
+from engine_core.config import SchedulerConfig
 from kernels.backend import backend_names
 from kernels.cpu_library import ISAS
 from server.config import BACKENDS, ServerConfig, add_flags, build_config, default_cache_dir, flags_table, is_loopback
@@ -25,7 +26,9 @@ def test_without_flags_the_defaults_hold_and_are_the_engines() -> None:
     assert config == ServerConfig(cache_dir=config.cache_dir)
     assert (config.host, config.port) == ("127.0.0.1", 8000)
     device = DeviceConfig(cache_dir=config.cache_dir)
-    assert config.to_engine_config(Path("m")) == EngineConfig(ModelConfig(Path("m")), device=device)
+    scheduler = SchedulerConfig(max_num_batched_tokens=0)  # settled with what computes
+    expected = EngineConfig(ModelConfig(Path("m")), scheduler=scheduler, device=device)
+    assert config.to_engine_config(Path("m")) == expected
 
 
 def test_every_setting_reaches_the_engine() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine_core.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig
+from engine_core.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine_core.errors import ConfigError
 from engine_core.model.compute import settle_compute
 from engine_core.model.fused_decoder import FusedDecoder
@@ -37,6 +37,20 @@ def test_the_quickest_kernels_and_all_threads_are_the_default() -> None:
     assert settled.config.device == DeviceConfig("cpu", usable_threads(), ISAS[0])
     assert settled.config.model.dtype == settled.config.cache.kv_cache_dtype == "bf16"
     assert settled.config.scheduler.enable_cascade_attn
+
+
+@pytest.mark.parametrize(
+    ("isa", "max_num_seqs", "budget"),
+    [("generic", 64, 128), ("generic", 200, 400), ("torch", 64, 512), (ISAS[0], 64, 512 if ISAS[0] == "amx" else 128)],
+)
+def test_a_steps_tokens_are_what_suits_the_kernels_unless_someone_says_so(
+    isa: str, max_num_seqs: int, budget: int
+) -> None:
+    automatic = SchedulerConfig(max_num_batched_tokens=0, max_num_seqs=max_num_seqs)
+    config = replace(create_config(cpu_isa=isa), scheduler=automatic)
+    assert settle_compute(config, ARCH).config.scheduler.max_num_batched_tokens == budget
+    named = replace(config, scheduler=replace(automatic, max_num_batched_tokens=333))
+    assert settle_compute(named, ARCH).config.scheduler.max_num_batched_tokens == 333
 
 
 @pytest.mark.parametrize(
