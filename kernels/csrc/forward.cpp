@@ -258,7 +258,7 @@ class Walk {
   // ---------------------------------------------------------------- attention
   void attend(const Layer& layer, int32_t index) {
     int32_t num_shared = layer.window_left < 0 ? plan_.num_shared_splits : 0;
-    bool stores_within = plan_.is_all_decode && !num_shared && !plan_.is_split;
+    bool stores_within = plan_.stores_within && !num_shared;
     if (!stores_within) {
       own_rows([&](int32_t token) {
         for (int32_t h = 0; h < model_.config.num_kv_heads; h++) store_token(layer, index, token, h);

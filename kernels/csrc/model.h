@@ -52,11 +52,10 @@ struct QueryBlock {
 struct AttentionPlan {
   std::vector<QueryBlock> blocks;
   std::vector<QueryBlock> shared_blocks;  // rows of whatever requests; `request` is one whose pages begin alike
-  std::vector<int32_t> request_of_token;
   int32_t num_shared_splits = 0;
   int32_t num_splits = 0;                 // of the longest request
   bool is_split = false;                  // each block's splits are computed apart
-  bool is_all_decode = false;
+  bool stores_within = false;             // what stores a token's K and V may go on to its attention: nobody else reads them
 };
 
 // What the linears read and write, sized for the step.
@@ -65,7 +64,6 @@ struct Workspace {
   Buffer<bf16> normed, q, attended, gated, last_hidden;
   Buffer<int8_t> quantised;
   Buffer<int32_t> sums;
-  Buffer<int32_t> first_seen, last_seen;  // [num_tokens * group], of the layers of one window
   std::vector<Dispenser> dispensers;      // one a stage of the step, so that none is reset while in use
 };
 

@@ -226,6 +226,19 @@ def test_bits_do_not_depend_on_a_shared_prefix(isa: str, kind: str, page_size: i
 
 
 @isas
+def test_a_page_may_be_read_in_the_step_that_fills_it(isa: str) -> None:
+    """The block manager lets others find a block as soon as the step that fills it is laid out."""
+    run = create_run(create_checkpoint(create_arch()), isa)
+    tokens = random_tokens(33)
+    writer = run.sequence(tokens[:32])
+    run.step([(writer, 31)])
+    reader = run.sequence(tokens[:33], shared=writer, num_shared_pages=1)
+    together = run.step([(writer, 1), (reader, 1)])
+    reader.num_computed = 32
+    assert np.array_equal(run.step([(reader, 1)])[0], together[1])
+
+
+@isas
 @kinds
 def test_bits_survive_a_preemption(isa: str, kind: str) -> None:
     checkpoint, options = KINDS[kind]()
