@@ -4,15 +4,21 @@
 // helper that lost its core delays its chunk only.
 #pragma once
 
+#include <stdint.h>
+
 #include <atomic>
+#include <exception>
 #include <functional>
+#include <mutex>
 #include <thread>
 #include <vector>
 
 namespace pointsman {
 
+// A process that forks has no helpers in the child: there the pool must not be used.
 class Pool {
  public:
+  // Throws std::runtime_error where the system refuses a thread.
   explicit Pool(int num_threads);
   ~Pool();
   Pool(const Pool&) = delete;
@@ -20,7 +26,8 @@ class Pool {
 
   int size() const { return num_threads_; }
 
-  // Calls work(thread) on all threads, thread 0 being the caller's, and returns when all have returned.
+  // Calls work(thread) on all threads, thread 0 being the caller's, and returns when all have returned. Throws what one of
+  // them threw; work that waits at barriers must not throw, for the others would wait forever.
   void run(const std::function<void(int)>& work);
 
   // Within run(): nobody passes before all have come. What was written before is seen behind it.
@@ -28,15 +35,20 @@ class Pool {
 
  private:
   void serve(int thread);
+  void call(int thread);
+  void close();
 
   const int num_threads_;
   std::vector<std::thread> helpers_;
   const std::function<void(int)>* work_ = nullptr;
   bool is_closing_ = false;
-  alignas(64) std::atomic<int> epoch_{0};     // of run()s
-  alignas(64) std::atomic<int> num_done_{0};  // helpers that returned from this one
+  std::mutex failure_lock_;
+  std::exception_ptr failure_;  // the first of this run
+  // Unsigned: there are hundreds of barriers a step, so that the counters come round within hours.
+  alignas(64) std::atomic<uint32_t> epoch_{0};  // of run()s
+  alignas(64) std::atomic<int> num_done_{0};    // helpers that returned from this one
   alignas(64) std::atomic<int> num_waiting_{0};
-  alignas(64) std::atomic<int> generation_{0};  // of barriers
+  alignas(64) std::atomic<uint32_t> generation_{0};  // of barriers
 };
 
 // Hands out 0, step, 2 * step ... to whoever asks.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 
 import numpy as np
@@ -51,6 +53,23 @@ def test_generic_code_runs_everywhere_and_the_best_is_the_first() -> None:
 def test_an_instruction_set_that_is_not_there_is_refused_with_a_sentence() -> None:
     with pytest.raises(KernelError, match="lacks the instruction set"):
         Machine(library(), "abacus", 1)
+
+
+def test_more_threads_than_the_system_gives_are_refused_with_a_sentence() -> None:
+    program = """
+import resource, sys
+from kernels.cpu_library import KernelError
+from tests.kernels.cpu_machines import library, machine
+library()
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (128 << 20), resource.RLIM_INFINITY))
+try:
+    machine("generic", 1000)
+except KernelError as error:
+    sys.exit(str(error))
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (result.returncode, "ask for fewer" in result.stderr) == (1, True), result.stderr
 
 
 def test_a_handle_is_destroyed_once_and_after_what_was_made_of_it() -> None:

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <stdexcept>
 #include <vector>
 
 using namespace pointsman;
@@ -59,6 +60,27 @@ void wake_sleepers(int num_threads) {
   for (int count : seen) check(count == calls, "a sleeping thread wakes for every run");
 }
 
+// Whoever throws, the caller gets it when all have returned, and the next run finds nothing left of it.
+void hand_on_exceptions(int num_threads) {
+  Pool pool(num_threads);
+  for (int thrower = 0; thrower < num_threads; thrower++) {
+    std::vector<int> seen(num_threads);
+    bool is_told = false;
+    try {
+      pool.run([&](int thread) {
+        seen[thread]++;
+        if (thread >= thrower) throw std::runtime_error("no");
+      });
+    } catch (const std::runtime_error&) {
+      is_told = true;
+    }
+    check(is_told, "an exception of any thread comes to the caller");
+    for (int count : seen) check(count == 1, "all threads have run");
+    pool.run([&](int thread) { seen[thread]++; });
+    for (int count : seen) check(count == 2, "the next run is as any");
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -66,6 +88,7 @@ int main() {
     rotate_through_barriers(num_threads);
     hand_out_everything_once(num_threads);
     wake_sleepers(num_threads);
+    hand_on_exceptions(num_threads);
   }
   Pool unused(4);  // ends without ever having run
   std::printf("ok\n");
