@@ -4,12 +4,11 @@
 //
 // A bar between stages is a barrier. With few rows each thread norms them for itself instead of waiting for another.
 
-#include <time.h>
-
 #include <algorithm>
 #include <cmath>
 
 #include "attention_plan.h"
+#include "clock.h"
 #include "model.h"
 #include "pack.h"
 
@@ -20,13 +19,7 @@ namespace {
 constexpr int32_t kFewRows = 2;
 constexpr int kStagesPerLayer = 12;
 constexpr int32_t kRowBlock = 128;
-constexpr int32_t kHeadPairs = 4;  // of panels, whose logits are looked at together
-
-double now() {
-  timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
+constexpr int64_t kFoldFloats = 2 * kMaxRows * (kMaxHeadDim + 2);
 
 // A linear's input in the form that its kind takes, in memory that all threads share or that is a thread's own.
 struct InputBuffers {
@@ -63,23 +56,18 @@ class Walk {
         table_(*model.machine->table),
         pool_(model.machine->pool),
         work_(model.work),
+        own_(model.work.of_threads[thread]),
         thread_(thread),
         has_few_rows_(step.num_tokens <= kFewRows && model.layers[0].mlp_post_norm.is_empty()),
         next_dispenser_(model.work.dispensers.data()),
-        mark_(now()) {
-    if (has_few_rows_) {
-      own_values_.grow((int64_t)kFewRows * model.widest_input);
-      own_quantised_.grow((int64_t)kFewRows * model.widest_input);
-      own_scales_.grow((int64_t)kFewRows * model.widest_input / kGroup + kFewRows);
-      own_sums_.grow((int64_t)kFewRows * model.widest_input / kGroup * 2);
-    }
-  }
+        mark_(now()) {}
 
   void run() {
     table_.enter();
     embed();
     for (size_t layer = 0; layer < model_.layers.size(); layer++) run_layer((int32_t)layer);
     keep_hidden();
+    tick(kOther);
     table_.leave();
   }
 
@@ -135,7 +123,7 @@ class Walk {
   // What the last linears left in `projected` is added first where it has a norm of its own (Gemma).
   void norm(const Buffer<float>& weight, const Buffer<float>* post_norm, const PackedWeight& reader) {
     bool adds = post_norm && !post_norm->is_empty();
-    InputBuffers in = inputs(reader);
+    InputBuffers in = inputs();
     auto work = [&](int32_t row) {
       float* x = work_.residual.data() + (int64_t)row * model_.hidden_stride;
       if (adds) {
@@ -157,7 +145,7 @@ class Walk {
   // `values` is complete; a quantised linear reads whole rows of it.
   void quantise_shared(const PackedWeight& weight, bf16* values) {
     if (weight.kind == WeightKind::bf16) return;
-    InputBuffers in = inputs(weight);
+    InputBuffers in = inputs();
     in.values = values;
     if (has_few_rows_) {
       for (int32_t row = 0; row < step_.num_tokens; row++) quantise(table_, weight, in, row);
@@ -192,9 +180,8 @@ class Walk {
   }
 
   // ---------------------------------------------------------------- linears
-  InputBuffers inputs(const PackedWeight& weight) {
-    (void)weight;
-    if (has_few_rows_) return {own_values_.data(), own_quantised_.data(), own_scales_.data(), own_sums_.data()};
+  InputBuffers inputs() {
+    if (has_few_rows_) return {own_.values.data(), own_.quantised.data(), own_.scales.data(), own_.sums.data()};
     return {work_.normed.data(), work_.quantised.data(), work_.scales.data(), work_.sums.data()};
   }
 
@@ -204,7 +191,7 @@ class Walk {
       const PackedWeight& weight = *layer.qkv[i];
       LinearCall call = {};
       call.weight = &weight;
-      call.in = rows_of(weight, inputs(weight));
+      call.in = rows_of(weight, inputs());
       call.epilogue = Epilogue::store;
       call.out = work_.qkv.data() + offsets[i];
       call.out_stride = model_.qkv_layout.stride;
@@ -215,7 +202,7 @@ class Walk {
 
   // residual += x weight^T, or projected = that where a norm comes first.
   void add_linear(const PackedWeight& weight, bf16* values, const Buffer<float>& post_norm) {
-    InputBuffers in = inputs(weight);
+    InputBuffers in = inputs();
     in.values = values;
     LinearCall call = {};
     call.weight = &weight;
@@ -230,7 +217,7 @@ class Walk {
   void run_gate_up(const PackedWeight& weight) {
     LinearCall call = {};
     call.weight = &weight;
-    call.in = rows_of(weight, inputs(weight));
+    call.in = rows_of(weight, inputs());
     call.epilogue = Epilogue::gate;
     call.activation = (Activation)model_.config.activation;
     call.gated = work_.gated.data();
@@ -337,7 +324,7 @@ class Walk {
   void attend_block(const Layer& layer, int32_t index, const QueryBlock& block, int32_t kv_head, int32_t num_partial) {
     const int32_t group = model_.group, dim = model_.head_dim_padded;
     const int32_t num_rows = (block.last_token - block.first_token) * group;
-    float* max = fold_;
+    float* max = own_.fold.data();
     float* sum = max + kMaxRows;
     float* out = sum + kMaxRows;
     float* part_max = out + kMaxRows * kMaxHeadDim;
@@ -428,16 +415,24 @@ class Walk {
   const KernelTable& table_;
   Pool& pool_;
   Workspace& work_;
+  ThreadSpace& own_;
   const int thread_;
   const bool has_few_rows_;
   Dispenser* next_dispenser_;
   double mark_;
-  Buffer<bf16> own_values_;
-  Buffer<int8_t> own_quantised_;
-  Buffer<float> own_scales_;
-  Buffer<int32_t> own_sums_;
-  alignas(64) float fold_[2 * kMaxRows * (kMaxHeadDim + 2)];
 };
+
+void size_thread_spaces(pm_model& model) {
+  model.work.of_threads.resize(model.machine->pool.size());
+  for (ThreadSpace& own : model.work.of_threads) {
+    int64_t values = (int64_t)kFewRows * model.widest_input, groups = values / kGroup;
+    own.values.grow(values);
+    own.quantised.grow(values);
+    own.scales.grow(groups);
+    own.sums.grow(groups * 2);
+    own.fold.grow(kFoldFloats);
+  }
+}
 
 void size_workspace(pm_model& model, const pm_step& step, const AttentionPlan& plan) {
   Workspace& work = model.work;
@@ -472,63 +467,7 @@ void pm_model::forward(const pm_pages& pages, const pm_step& step) {
   AttentionPlan plan = plan_attention(step, group, config.num_kv_heads, head_dim_padded, pages.page_size,
                                       machine->pool.size());
   size_workspace(*this, step, plan);
+  size_thread_spaces(*this);
   num_hidden_rows = step.num_logit_rows;
   machine->pool.run([&](int thread) { Walk(*this, pages, step, plan, thread).run(); });
-}
-
-void pm_model::head_rows(int32_t first_row, int32_t num_rows, int32_t num_token_ids, float* logits,
-                         int32_t* greedy_ids, uint8_t* is_finite) {
-  const KernelTable& table = *machine->table;
-  const PackedWeight& weight = *head;
-  const int32_t num_pairs = weight.n_padded / kPair, width = kHeadPairs * kPair, vocab = config.vocab_size;
-  const int num_threads = machine->pool.size();
-  double start = now();
-  int64_t stride = weight.k_padded, groups = stride / kGroup;
-  LinearCall call = {};
-  call.weight = &weight;
-  call.in = {work.last_hidden.data() + first_row * stride, work.quantised.data() + first_row * stride,
-             work.scales.data() + first_row * (weight.kind == WeightKind::int8 ? 1 : groups),
-             work.sums.data() + first_row * groups * 2, weight.k_padded};
-  call.epilogue = Epilogue::store;
-  call.out_stride = width;
-  Dispenser dispenser;
-  std::vector<float> best((size_t)num_threads * num_rows, -INFINITY);
-  std::vector<int32_t> best_id((size_t)num_threads * num_rows, 0);
-  std::vector<uint8_t> finite((size_t)num_threads * num_rows, 1);
-  machine->pool.run([&](int thread) {
-    table.enter();
-    Buffer<float> block((int64_t)num_rows * width);
-    LinearCall mine = call;
-    for (int first, last; dispenser.take(kHeadPairs, num_pairs, &first, &last);) {
-      int32_t column = first * kPair, columns = std::min(width, vocab - column);
-      mine.out = block.data() - column;
-      table.linear(mine, first, last, 0, num_rows);
-      for (int32_t r = 0; r < num_rows; r++) {
-        float* values = block.data() + (int64_t)r * width;
-        if (config.final_soft_cap != 0) table.soft_cap(values, columns, config.final_soft_cap);
-        if (logits) std::copy_n(values, columns, logits + (int64_t)r * vocab + column);
-        int32_t known = std::min(columns, num_token_ids - column);
-        if (known <= 0) continue;
-        float value;
-        int32_t index, all_finite;
-        table.scan_logits(values, known, &value, &index, &all_finite);
-        int64_t slot = (int64_t)thread * num_rows + r;
-        finite[slot] &= all_finite != 0;
-        if (value > best[slot]) best[slot] = value, best_id[slot] = column + index;
-      }
-    }
-    table.leave();
-  });
-  for (int32_t r = 0; r < num_rows; r++) {
-    float most = best[r];
-    greedy_ids[r] = best_id[r];
-    is_finite[r] = finite[r];
-    for (int t = 1; t < num_threads; t++) {
-      int64_t slot = (int64_t)t * num_rows + r;
-      if (best[slot] > most || (best[slot] == most && best_id[slot] < greedy_ids[r]))
-        most = best[slot], greedy_ids[r] = best_id[slot];
-      is_finite[r] &= finite[slot];
-    }
-  }
-  seconds[kHead] += now() - start;
 }
