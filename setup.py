@@ -17,9 +17,8 @@ class BuildWithKernels(build_py):
 
     def run(self) -> None:
         super().run()
-        if (
-            self.editable_mode
-        ):  # the sources may change: `make setup` and the first start build from those that are there
+        # An editable install's sources may change: `make setup` and the first start build from those that are there.
+        if self.editable_mode:
             return
         from kernels.cpu_build import INSTALLED, SOURCES, install_library
 

@@ -12,8 +12,14 @@ def default_cache_dir(environment: Mapping[str, str] | None = None) -> Path:
 
     Args:
         environment: As os.environ, which it is where None.
+
+    Raises:
+        RuntimeError: Neither is set, and the user has no home; what to do, as the end of a sentence.
     """
     environment = os.environ if environment is None else environment
     if environment.get("POINTSMAN_CACHE_DIR"):
         return Path(environment["POINTSMAN_CACHE_DIR"]).expanduser()
-    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pointsman"
+    try:
+        return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pointsman"
+    except RuntimeError as error:
+        raise RuntimeError("this user has no home directory: name a folder in POINTSMAN_CACHE_DIR") from error

@@ -5,10 +5,12 @@ Needs nothing but the standard library: installing runs it too. ``python -m kern
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import sys
 import tempfile
 import time
@@ -33,6 +35,8 @@ Progress = Callable[[str], None]
 
 LIBRARY_NAME = "libpointsman_cpu.so"
 _DIGEST_NAME = "sha256"
+_SCRATCH_PREFIX = ".build-"
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 # Where installing puts a library: beside the sources, which it must have been built from.
 INSTALLED = SOURCES / "built"
 
@@ -77,10 +81,10 @@ def find_library(
     try:
         compiler = find_compiler(host)
         folder = (cache_dir or default_cache_dir()) / f"cpu-{_key(compiler, host)}"
-        if _is_intact(folder):
+        if _is_closed(folder) and _is_intact(folder):
             return FoundLibrary(folder / LIBRARY_NAME)
         return _build_cached(folder, compiler, progress)
-    except (BuildError, OSError) as error:
+    except (BuildError, OSError, RuntimeError) as error:  # RuntimeError: this user has no home for a cache
         return FoundLibrary(None, str(error))
 
 
@@ -107,9 +111,13 @@ def install_library(folder: Path, *, host: Host | None = None) -> str:
 
 def _build_cached(folder: Path, compiler: Compiler, progress: Progress) -> FoundLibrary:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        was_closed = _is_closed(folder)
+        if not was_closed:
+            _close(folder)
         with _locked(folder / ".lock", progress):
-            if not _is_intact(folder):
+            if not (was_closed and _is_intact(folder)):
+                _remove_leftovers(folder)
                 _build_with_progress(folder, compiler, progress)
         return FoundLibrary(folder / LIBRARY_NAME)
     except OSError as error:
@@ -132,7 +140,7 @@ def _build_with_progress(folder: Path, compiler: Compiler, progress: Progress) -
 
 def _build(folder: Path, compiler: Compiler, built_from: str) -> None:
     """Put the library and its digest into a folder: the digest last, so that half a build is none."""
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as scratch:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=_SCRATCH_PREFIX) as scratch:
         library = compile_library(compiler, Path(scratch))
         digest = Path(scratch) / _DIGEST_NAME
         digest.write_text(f"{_file_digest(library)} {built_from}")
@@ -146,6 +154,28 @@ def _is_intact(folder: Path, built_from: str = "") -> bool:
         return (folder / _DIGEST_NAME).read_text() == f"{_file_digest(folder / LIBRARY_NAME)} {built_from}"
     except (OSError, UnicodeDecodeError):
         return False
+
+
+def _is_closed(folder: Path) -> bool:
+    """Whether only this user, or root, can have put there what this process is about to run."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return False
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & _OTHERS_WRITE
+
+
+def _close(folder: Path) -> None:
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, f"{folder.name} belongs to another user")
+    folder.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS_WRITE)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what builds left that were killed; none is under way, as this process holds the lock."""
+    for leftover in folder.glob(f"{_SCRATCH_PREFIX}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 @contextmanager

@@ -117,7 +117,10 @@ def find_compiler(host: Host) -> Compiler:
     Raises:
         BuildError: There is none, or it does not even say its version.
     """
-    named = shlex.split(host.environment.get("CXX", ""))
+    try:
+        named = shlex.split(host.environment.get("CXX", ""))
+    except ValueError as error:
+        raise BuildError(f"CXX is no command ({error}): correct it, or unset it") from error
     path = host.environment.get("PATH")
     if named:
         if shutil.which(named[0], path=path) is None:

@@ -94,6 +94,7 @@ def test_cxx_comes_first_and_may_have_arguments(tools: FakeToolchain) -> None:
     [
         ("cc", "", {}, "there is no C\\+\\+ compiler .*install one"),
         ("c++", "", {"CXX": "nowhere"}, "CXX names nowhere, .*unset it"),
+        ("c++", "", {"CXX": "'g++"}, "CXX is no command .*unset it"),
         ("c++", "echo 'a.cpp:1: error: no' >&2; exit 1", {}, "does not build .*: a.cpp:1: error: no"),
         ("c++", "kill $$", {}, "does not build .*: it ended with status -15"),
     ],
@@ -195,6 +196,51 @@ def test_a_cache_that_cannot_be_written_to_is_no_obstacle(tools: FakeToolchain, 
     assert found.path.read_text() == "built\n"
     assert any("cannot be written to" in line for line in tools.lines)
     found.path.unlink()
+
+
+def test_what_others_could_have_written_is_not_run(tools: FakeToolchain) -> None:
+    tools.add("c++")
+    first = tools.find()
+    assert first.path is not None
+    folder, num_calls = first.path.parent, len(tools.calls())
+    folder.chmod(0o775)
+    assert tools.find() == first
+    assert len(tools.calls()) == 2 * num_calls, "built anew"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    assert tools.find() == first and len(tools.calls()) == 2 * num_calls
+
+
+def test_another_users_library_is_not_run(tools: FakeToolchain, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools.add("c++")
+    first = tools.find()
+    assert first.path is not None
+    if os.geteuid() == 0:
+        os.chown(first.path.parent, 4711, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    found = tools.find()
+    assert found.path is not None and found.is_temporary and found.path != first.path
+    assert any("belongs to another user" in line for line in tools.lines)
+    found.path.unlink()
+
+
+def test_what_a_killed_build_left_goes_with_the_next(tools: FakeToolchain) -> None:
+    tools.add("c++")
+    first = tools.find()
+    assert first.path is not None
+    (first.path.parent / ".build-killed").mkdir()
+    first.path.unlink()
+    assert tools.find() == first
+    assert list(first.path.parent.glob(".build-*")) == []
+
+
+def test_a_user_without_a_home_is_told(tools: FakeToolchain, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools.add("c++")
+    for name in ("HOME", "XDG_CACHE_HOME", "POINTSMAN_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 987654321)
+    found = find_library(host=tools.host(), installed=NOTHING)
+    assert found.path is None and "no home directory: name a folder" in found.reason
 
 
 def test_an_installed_library_is_taken_while_its_sources_stay(tools: FakeToolchain, tmp_path: Path) -> None:
