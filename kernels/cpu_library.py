@@ -240,6 +240,7 @@ class Pages(_Handle):
             ValueError: ``out`` is not ``page_bytes`` long.
         """
         buffer = self._page_buffer(page, out)
+        assert buffer.flags.writeable, "bytes do not change"
         self._functions.pm_pages_read(self.address, page, _address(buffer))
 
     def write_page(self, page: int, data: memoryview) -> None:

@@ -1,6 +1,9 @@
 // The C interface over models and packed weights: builds, checks what it is given, and turns exceptions into messages.
 
+#include <stdio.h>
+
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <stdexcept>
@@ -16,7 +19,9 @@ namespace pointsman {
 
 namespace {
 
-thread_local std::string last_error;
+thread_local char last_error[512];  // no string: telling that memory is out must take none
+
+void keep_error(const char* reason) { snprintf(last_error, sizeof last_error, "%s", reason); }
 
 // Runs work(), returns what it returns, or `failed` with the reason kept.
 template <class Result, class Work>
@@ -24,9 +29,9 @@ Result guarded(Result failed, Work work) {
   try {
     return work();
   } catch (const std::bad_alloc&) {
-    last_error = "There is not enough memory.";
+    keep_error("There is not enough memory.");
   } catch (const std::exception& error) {
-    last_error = error.what();
+    keep_error(error.what());
   }
   return failed;
 }
@@ -97,11 +102,21 @@ void check_layer(const Layer& layer, const pm_model_config& config) {
           "The gate and up linear does not fit the intermediate size.");
   require(layer.down->n == config.hidden_size && layer.down->k == config.intermediate_size,
           "The down linear does not fit the intermediate size.");
+  require(layer.rope == 0 || layer.rope == 1, "There are two rope tables: 0 and 1.");
+}
+
+// A step's shape is the same in all layers: which linears there are, and which norms.
+void check_alike(const Layer& layer, const Layer& first) {
+  require(layer.num_qkv == first.num_qkv, "All layers must have as many qkv linears.");
+  bool has_post_norms = !layer.mlp_post_norm.is_empty();
+  require(layer.attn_post_norm.is_empty() != has_post_norms && first.mlp_post_norm.is_empty() != has_post_norms,
+          "All layers must have both post norms, or none.");
 }
 
 void check_config(const pm_model_config& config) {
   require(config.head_dim >= 16 && config.head_dim <= kMaxHeadDim && config.head_dim % 16 == 0,
           "head_dim must be a multiple of 16, 256 at most.");
+  require(config.num_layers > 0, "A model has a layer.");
   require(config.num_kv_heads > 0 && config.num_q_heads % config.num_kv_heads == 0, "The query heads make no groups.");
   require(config.num_q_heads / config.num_kv_heads <= kMaxRows, "A group has more than 64 query heads.");
 }
@@ -116,8 +131,6 @@ void lay_out(pm_model* model) {
   model->attended_stride = first.o->k_padded;
   model->gated_stride = first.down->k_padded;
   model->widest_input = std::max({first.qkv[0]->k_padded, first.o->k_padded, first.down->k_padded});
-  int64_t scratch = model->machine->table->attend_scratch_bytes;
-  for (auto& buffer : model->machine->attend_scratch) buffer.grow(scratch);
 }
 
 pm_model* make_model(pm_machine* machine, const pm_model_config& config) {
@@ -128,7 +141,7 @@ pm_model* make_model(pm_machine* machine, const pm_model_config& config) {
   for (int32_t i = 0; i < config.num_layers; i++) {
     model->layers.push_back(make_layer(config.layers[i], config));
     check_layer(model->layers.back(), config);
-    require(model->layers[i].num_qkv == model->layers[0].num_qkv, "All layers must have as many qkv linears.");
+    check_alike(model->layers[i], model->layers[0]);
   }
   model->final_norm.assign(config.final_norm, config.hidden_size, round_up(config.hidden_size, 64));
   model->head = &config.head->weight;
@@ -158,6 +171,25 @@ pm_pages* make_pages(const pm_model& model, int32_t num_pages, int32_t page_size
   pages->data = static_cast<uint8_t*>(alloc_huge(pages->num_bytes));
   if (!pages->data) throw std::bad_alloc();
   return pages.release();
+}
+
+// The positions that every rope table in use has.
+int32_t num_rope_positions(const pm_model& model) {
+  int32_t num = INT32_MAX;
+  for (const Layer& layer : model.layers) num = std::min(num, model.num_rope_positions[layer.rope]);
+  return num;
+}
+
+void check_step(const pm_model& model, const pm_step& step) {
+  require(step.num_reqs > 0 && step.num_tokens > 0, "A step computes a token.");
+  int32_t num_positions = num_rope_positions(model);
+  for (int32_t i = 0; i < step.num_tokens; i++) {
+    require(step.positions[i] >= 0 && step.positions[i] < num_positions, "A position lies outside of the rope table.");
+    require(step.embeddings || (step.token_ids[i] >= 0 && step.token_ids[i] < model.config.vocab_size),
+            "A token id lies outside of the vocabulary.");
+  }
+  for (int32_t i = 0; i < step.num_logit_rows; i++)
+    require(step.logit_rows[i] >= 0 && step.logit_rows[i] < step.num_tokens, "A row of logits is none of the step.");
 }
 
 // One layer's part of one page.
@@ -190,7 +222,7 @@ KvHead pm_pages::head(int32_t layer, int32_t kv_head) const {
 }
 
 int32_t pm_abi_version() { return PM_ABI_VERSION; }
-const char* pm_last_error() { return last_error.c_str(); }
+const char* pm_last_error() { return last_error; }
 const char* pm_cpu_name() { return cpu_brand(); }
 
 int32_t pm_can_run(const char* isa) { return runs_here(isa); }
@@ -270,13 +302,8 @@ void pm_pages_write(pm_pages* pages, int32_t page, const uint8_t* data) {
 
 int32_t pm_model_forward(pm_model* model, pm_pages* pages, const pm_step* step) {
   return guarded<int32_t>(1, [&] {
-    for (int32_t i = 0; i < step->num_tokens; i++) {
-      require(step->positions[i] >= 0 && step->positions[i] < model->num_rope_positions[0] &&
-                  (!model->rope[1] || step->positions[i] < model->num_rope_positions[1]),
-              "A position lies outside of the rope table.");
-      require(step->embeddings || (step->token_ids[i] >= 0 && step->token_ids[i] < model->config.vocab_size),
-              "A token id lies outside of the vocabulary.");
-    }
+    require(pages->model == model, "The pages are another model's.");
+    check_step(*model, *step);
     model->forward(*pages, *step);
     return 0;
   });

@@ -77,7 +77,7 @@ struct InstructionSet {
   bool (*is_there)();
 };
 
-const InstructionSet kQuickestFirst[] = {
+const InstructionSet kSets[] = {
     {"amx", has_amx},   {"avx512", has_avx512_bf16},         {"avx512_vnni", has_avx512_vnni},
     {"avx2", has_avx2}, {"generic", [] { return true; }},
 };
@@ -105,15 +105,9 @@ struct Brand {
 }  // namespace
 
 bool can_run(const char* isa) {
-  for (const InstructionSet& set : kQuickestFirst)
+  for (const InstructionSet& set : kSets)
     if (strcmp(set.name, isa) == 0) return set.is_there();
   return false;
-}
-
-const char* best_isa() {
-  for (const InstructionSet& set : kQuickestFirst)
-    if (set.is_there()) return set.name;
-  return "generic";
 }
 
 const char* cpu_brand() {

@@ -7,9 +7,6 @@ namespace pointsman {
 // unknown. Asking for "amx" also asks Linux, once, to let this process use tiles.
 bool can_run(const char* isa);
 
-// The first of the names above that this CPU can run.
-const char* best_isa();
-
 // "Intel(R) Xeon(R) ..." as the CPU says it, without spaces around; empty where it does not say.
 const char* cpu_brand();
 

@@ -19,6 +19,7 @@ from engine_core.model.fused_loader import model_spec
 from engine_core.model.rope import RopeSpec
 from kernels.backend import BackendOptions, NotFusableError, UnusableIsaError, create_backend
 from kernels.cpu_backend import CpuBackend
+from kernels.cpu_library import KernelError
 from kernels.fused import Storage
 from tests.kernels.cpu_machines import ISAS, QUANTISED, row_multiple
 from tests.kernels.fused_case import (
@@ -303,6 +304,32 @@ def test_pages_are_copied_and_carried_over_as_bytes(isa: str, kv_dtype: str) -> 
     assert np.array_equal(other.step([(carried, 6)])[0], expected)
     with pytest.raises(ValueError, match="bytes long"):
         run.kv.read_page(0, memoryview(bytearray(3)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_reqs": 0, "num_tokens": 0}, "computes a token"),
+        ({"positions": [-1, 0, 1]}, "outside of the rope table"),
+        ({"positions": [0, 1, 1 << 20]}, "outside of the rope table"),
+        ({"token_ids": [0, 203, 0]}, "outside of the vocabulary"),
+        ({"logit_rows": [0, 3]}, "none of the step"),
+    ],
+)
+def test_a_step_that_makes_no_sense_is_refused(changes: dict[str, Any], reason: str) -> None:
+    run = create_run(create_checkpoint(create_arch()), ISAS[0])
+    meta = run.meta([(run.sequence(TOKENS[:3]), 3)])
+    for name, value in changes.items():
+        setattr(meta, name, np.array(value, np.int32) if isinstance(value, list) else value)
+    with pytest.raises(KernelError, match=reason):
+        run.head(meta)
+
+
+def test_pages_of_another_model_are_refused() -> None:
+    run, other = (create_run(create_checkpoint(create_arch()), ISAS[0]) for _ in range(2))
+    run.kv = other.kv
+    with pytest.raises(KernelError, match="another model's"):
+        run.step([(run.sequence(TOKENS[:3]), 3)])
 
 
 # ---------------------------------------------------------------------- who gets the kernels
