@@ -71,7 +71,7 @@ inline void score_parts(const ScoreArgs<T>& a, int32_t part) {
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; r++)
 #pragma GCC unroll 8
-    for (int j = 0; j < kCount; j++) store_lanes(a.scores + r * kScoreStride + (part + j) * kLanes, sum[r][j]);
+    for (int j = 0; j < kCount; j++) store_floats(a.scores + r * kScoreStride + (part + j) * kLanes, sum[r][j]);
 }
 
 template <int kRows, typename T>
@@ -114,7 +114,7 @@ inline void weigh_parts(const WeighArgs<T>& a, int32_t part) {
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; r++)
 #pragma GCC unroll 8
-    for (int j = 0; j < kCount; j++) sum[r][j] = load_lanes(a.out + r * a.head_dim + (part + j) * kLanes);
+    for (int j = 0; j < kCount; j++) sum[r][j] = load_floats(a.out + r * a.head_dim + (part + j) * kLanes);
   int32_t pair = 0;
   do {
     Pairs values[kCount];
@@ -134,7 +134,7 @@ inline void weigh_parts(const WeighArgs<T>& a, int32_t part) {
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; r++)
 #pragma GCC unroll 8
-    for (int j = 0; j < kCount; j++) store_lanes(a.out + r * a.head_dim + (part + j) * kLanes, sum[r][j]);
+    for (int j = 0; j < kCount; j++) store_floats(a.out + r * a.head_dim + (part + j) * kLanes, sum[r][j]);
 }
 
 template <int kRows, typename T>

@@ -13,13 +13,6 @@ typedef Floats Lanes;  // one register
 typedef int32_t LaneInts __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t LaneBits __attribute__((vector_size(kLanes * 4)));
 
-PM_INLINE Lanes load_lanes(const float* p) {
-  Lanes v;
-  memcpy(&v, p, sizeof v);
-  return v;
-}
-PM_INLINE void store_lanes(float* p, Lanes v) { memcpy(p, &v, sizeof v); }
-
 #if defined(__AVX512BF16__)
 
 typedef __m512bh Pairs;      // a pair in each lane

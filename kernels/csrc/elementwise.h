@@ -97,7 +97,7 @@ PM_INLINE int64_t v_index(int32_t offset, int32_t d, int32_t head_dim) {
 }
 
 void store_kv(const QkvCall& call, int64_t k_offset, int64_t v_offset, const KvHead& kv, int32_t page,
-                     int32_t offset) {
+              int32_t offset) {
   uint8_t* base = kv.base + page * kv.page_stride;
   float* k = call.qkv + k_offset;
   const float* v = call.qkv + v_offset;
@@ -127,7 +127,7 @@ void store_kv(const QkvCall& call, int64_t k_offset, int64_t v_offset, const KvH
 PM_INLINE float exp_of(float x) { return exp16(splat(x))[0]; }
 
 void merge(float* max, float* sum, float* out, float part_max, float part_sum, const float* part_out,
-                  int32_t head_dim) {
+           int32_t head_dim) {
   const float nothing = -__builtin_inff();
   if (part_max == nothing) return;
   float greatest = *max > part_max ? *max : part_max;
