@@ -71,13 +71,13 @@ def run_bench(arguments: argparse.Namespace, report: StartupReport) -> int:
     load, slo = _build_load(arguments), _build_slo(arguments)
     model, run = run_in_loop(_run(target, arguments, load, report))
     summary = summarize(run, load, slo)
-    if arguments.json:
-        _write_json(arguments.json, _build_json(target, model, load, slo, summary))
     text = format_summary(summary, slo)
     if arguments.json == "-":
         report.line(text)
     else:
         print(text, flush=True)
+    if arguments.json:  # last: where it cannot be written, the load has not been in vain
+        _write_json(arguments.json, _build_json(target, model, load, slo, summary))
     return ExitCode.OK if summary.is_clean else ExitCode.SOME_FAILED
 
 

@@ -86,11 +86,13 @@ def test_json_goes_into_a_file(stub: StubThread, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out.json").read_text())["num_requests"] == 4
 
 
-def test_a_file_that_cannot_be_written_is_told(
+def test_a_file_that_cannot_be_written_is_told_and_the_figures_are_printed_all_the_same(
     stub: StubThread, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", stub.url, *SMALL, "--json", str(tmp_path / "no" / "out.json")]) == 74
-    assert "out.json cannot be written (No such file or directory)" in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert "out.json cannot be written (No such file or directory)" in err
+    assert out.startswith("4 complete, 0 failed in ")
 
 
 def test_requests_that_are_refused_are_told_and_the_exit_code_says_so(capsys: pytest.CaptureFixture[str]) -> None:
