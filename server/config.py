@@ -112,7 +112,7 @@ class ServerConfig:
         "auto",
         parse_text,
         "What the linears compute in: auto takes them as the checkpoint stores them, none dequantises to --dtype; "
-        "int8 or int4 make them smaller and quicker.",
+        "int8 or int4 round them, smaller and quicker than bf16.",
         metavar="KIND",
         choices=QUANTIZATIONS,
     )
@@ -208,7 +208,8 @@ class ServerConfig:
     cpu_isa: str = _flag(
         _DEVICE.cpu_isa,
         parse_text,
-        "Instruction set of the cpu backend's kernels; auto takes the quickest that runs here, torch none of them.",
+        "Instruction set of the cpu backend's kernels: amx, avx512, avx512_vnni, avx2 or generic; auto takes the "
+        "quickest that runs here, torch none of them.",
         metavar="NAME",
         choices=CPU_ISAS,
     )
