@@ -26,18 +26,22 @@ struct InputBuffers {
   bf16* values;
   int8_t* quantised;
   float* scales;
-  int32_t* sums;
+  float* sums;
 };
 
-void quantise(const KernelTable& table, const PackedWeight& weight, const InputBuffers& in, int32_t row) {
+// Whether its linears take more of their inputs than the values.
+bool needs_preparation(const PackedWeight& weight) {
+  return weight.kind == WeightKind::int8 || (weight.kind == WeightKind::grouped && weight.has_min);
+}
+
+void prepare(const KernelTable& table, const PackedWeight& weight, const InputBuffers& in, int32_t row) {
+  if (!needs_preparation(weight)) return;
   int32_t width = weight.k_padded;
   const bf16* x = in.values + (int64_t)row * width;
-  int8_t* out = in.quantised + (int64_t)row * width;
   if (weight.kind == WeightKind::int8) {
-    table.quantise_row(x, width, out, in.scales + row);
-  } else if (weight.kind == WeightKind::grouped) {
-    int64_t groups = width / kGroup;
-    table.quantise_groups(x, width, out, in.scales + row * groups, in.sums + row * groups * 2);
+    table.quantise_row(x, width, in.quantised + (int64_t)row * width, in.scales + row);
+  } else {
+    table.sum_groups(x, width, in.sums + (int64_t)row * width / kGroup * 2);
   }
 }
 
@@ -79,13 +83,13 @@ class Walk {
     tick(kQkv);
     attend(layer, index);
     tick(kAttention);
-    quantise_shared(*layer.o, work_.attended.data());
+    prepare_shared(*layer.o, work_.attended.data());
     add_linear(*layer.o, work_.attended.data(), layer.attn_post_norm);
     tick(kO);
     norm(layer.mlp_norm, &layer.attn_post_norm, *layer.gate_up);
     run_gate_up(*layer.gate_up);
     tick(kGateUp);
-    quantise_shared(*layer.down, work_.gated.data());
+    prepare_shared(*layer.down, work_.gated.data());
     add_linear(*layer.down, work_.gated.data(), layer.mlp_post_norm);
     tick(kDown);
   }
@@ -132,7 +136,7 @@ class Walk {
       }
       bf16* out = in.values + (int64_t)row * reader.k_padded;
       table_.rmsnorm(x, weight.data(), model_.config.eps, model_.config.hidden_size, reader.k_padded, out);
-      quantise(table_, reader, in, row);
+      prepare(table_, reader, in, row);
     };
     if (has_few_rows_) {
       for (int32_t row = 0; row < step_.num_tokens; row++) work(row);
@@ -142,16 +146,16 @@ class Walk {
     pool_.barrier();
   }
 
-  // `values` is complete; a quantised linear reads whole rows of it.
-  void quantise_shared(const PackedWeight& weight, bf16* values) {
-    if (weight.kind == WeightKind::bf16) return;
+  // `values` is complete; what a linear takes beside them is made of whole rows.
+  void prepare_shared(const PackedWeight& weight, bf16* values) {
+    if (!needs_preparation(weight)) return;
     InputBuffers in = inputs();
     in.values = values;
     if (has_few_rows_) {
-      for (int32_t row = 0; row < step_.num_tokens; row++) quantise(table_, weight, in, row);
+      for (int32_t row = 0; row < step_.num_tokens; row++) prepare(table_, weight, in, row);
       return;
     }
-    own_rows([&](int32_t row) { quantise(table_, weight, in, row); });
+    own_rows([&](int32_t row) { prepare(table_, weight, in, row); });
     pool_.barrier();
   }
 
@@ -164,7 +168,7 @@ class Walk {
       const float* x = work_.residual.data() + (int64_t)step_.logit_rows[row] * model_.hidden_stride;
       bf16* out = in.values + (int64_t)row * head.k_padded;
       table_.rmsnorm(x, model_.final_norm.data(), model_.config.eps, model_.config.hidden_size, head.k_padded, out);
-      quantise(table_, head, in, row);
+      prepare(table_, head, in, row);
     });
   }
 
@@ -428,7 +432,7 @@ void size_thread_spaces(pm_model& model) {
     int64_t values = (int64_t)kFewRows * model.widest_input, groups = values / kGroup;
     own.values.grow(values);
     own.quantised.grow(values);
-    own.scales.grow(groups);
+    own.scales.grow(kFewRows);
     own.sums.grow(groups * 2);
     own.fold.grow(kFoldFloats);
   }
@@ -446,7 +450,7 @@ void size_workspace(pm_model& model, const pm_step& step, const AttentionPlan& p
   work.attended.grow(tokens * model.attended_stride);
   work.gated.grow(tokens * model.gated_stride);
   work.quantised.grow(rows * model.widest_input);
-  work.scales.grow(rows * groups);
+  work.scales.grow(rows);
   work.sums.grow(rows * groups * 2);
   work.last_hidden.grow((int64_t)step.num_logit_rows * model.head->k_padded);
   int64_t partial = (int64_t)(plan.is_split ? plan.num_splits : plan.num_shared_splits) * tokens * heads;

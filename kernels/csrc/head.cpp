@@ -43,8 +43,7 @@ LinearCall linear_of(const pm_model& model, int32_t first_row) {
   LinearCall call = {};
   call.weight = &weight;
   call.in = {work.last_hidden.data() + first_row * stride, work.quantised.data() + first_row * stride,
-             work.scales.data() + first_row * (weight.kind == WeightKind::int8 ? 1 : groups),
-             work.sums.data() + first_row * groups * 2, weight.k_padded};
+             work.scales.data() + first_row, work.sums.data() + first_row * groups * 2, weight.k_padded};
   call.epilogue = Epilogue::store;
   call.out_stride = kColumns;
   return call;

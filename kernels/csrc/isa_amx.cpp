@@ -9,7 +9,7 @@ namespace pointsman {
 namespace {
 
 const KernelTable kTable = {
-    "amx",      kAmxAttendScratchBytes, enter_tiles, leave_tiles, rmsnorm, add_rmsnorm, quantise_row, quantise_groups,
+    "amx",      kAmxAttendScratchBytes, enter_tiles, leave_tiles, rmsnorm, add_rmsnorm, quantise_row, sum_groups,
     amx_linear, store_q,                store_kv,    amx_attend,  merge,   finish,      scan_logits,  soft_cap,
 };
 

@@ -16,7 +16,7 @@ void enter() {}
 void leave() {}
 
 const KernelTable kTable = {
-    PM_ISA_NAME, kAttendScratchBytes, enter,    leave,  rmsnorm, add_rmsnorm, quantise_row, quantise_groups,
+    PM_ISA_NAME, kAttendScratchBytes, enter,    leave,  rmsnorm, add_rmsnorm, quantise_row, sum_groups,
     linear,      store_q,             store_kv, attend, merge,   finish,      scan_logits,  soft_cap,
 };
 

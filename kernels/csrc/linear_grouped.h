@@ -1,176 +1,225 @@
-// Weights in groups of 32 inputs with scales of their own: the inputs' quantisation, and sums for a few rows.
+// Weights in groups of 32 inputs with scales of their own, and inputs in bf16: sums for few rows and for many.
 //
-// Within a group integers are summed, exactly. A group adds to its output, in this order:
-//   (dot - zero * sum of inputs) * (weight scale * input scale)     once, or for each half of the group
-//   min * (sum of inputs * input scale)                             right behind it, where there are minima
+// A group adds to its output, in this order:
+//   scale * (the dot product of q - zero and the inputs, one chain along k)   once, or for each half of the group
+//   min * (sum of inputs)                                                     right behind it, where there are minima
+//
+// Few rows open a group's numbers in registers. For many they are opened once, in scratch. Either way the numbers and
+// the order of the sums are the same.
 #pragma once
 
-#include "linear_int8.h"
-#include "linear_lanes.h"
+#include "epilogue.h"
+#include "open_groups.h"
+#include "row_blocks.h"
 
 namespace pointsman {
 namespace {
 
-constexpr int kGroupQuads = kGroup / 4;
+constexpr int32_t kMaxPackedRows = 3;   // from more rows on it pays to open groups in scratch
+constexpr int32_t kMaxOpenRows = 128;   // whose sums stay in the first-level cache
+constexpr int32_t kOpenGroups = 4;      // as do that many open groups of two panels
 
-PM_INLINE int32_t sum_of_bytes(const int8_t* p) {
-  int32_t sum = 0;
-  for (int i = 0; i < 16; i++) sum += p[i];
-  return sum;
+// The inputs' sums, of each half group.
+static void sum_groups(const bf16* x, int32_t width, float* sums) {
+  for (int32_t i = 0; i < width; i += kGroup / 2) *sums++ = sum16(load_bf16(x + i));
 }
 
-static void quantise_groups(const bf16* x, int32_t width, int8_t* out, float* scales, int32_t* sums) {
-  for (int32_t i = 0; i < width; i += kGroup) {
-    float greatest = greatest_magnitude(x + i, kGroup);
-    f32x16 factor = splat(symmetric_factor(greatest));
-    *scales++ = symmetric_scale(greatest);
-    for (int half = 0; half < kGroup; half += 16) {
-      store_bytes(out + i + half, round_to_int(load_bf16(x + i + half) * factor));
-      *sums++ = sum_of_bytes(out + i + half);
+// One group of a pair of panels: of each of a pass's vectors, its panel's bytes.
+struct PackedGroup {
+  const uint8_t* of_vector[kPassVectors];
+  int column[kPassVectors];            // the vector's first in the panel
+
+  PackedGroup(const PackedWeight& weight, int32_t pair, int start, int32_t index) {
+    for (int v = 0; v < kPassVectors; v++) {
+      int in_pair = start + v * kLanes;
+      const uint8_t* panel = weight.data + (pair * 2 + in_pair / kPanel) * weight.panel_bytes;
+      of_vector[v] = panel + (int64_t)index * group_bytes(weight);
+      column[v] = in_pair % kPanel;
     }
-  }
-}
-
-#if defined(__AVX2__) && !defined(__AVX512F__)
-
-// VPMADDUBSW adds pairs of products in 16 bits, saturating. 4 bits: a whole group stays below 32 * 15 * 127 / 2.
-// 8 bits: as q - 128 split into magnitude and sign, two products stay below 2 * 128 * 127.
-template <int kBits>
-struct GroupQuads {
-  static constexpr int32_t kShift = kBits == 8 ? 128 : 0;  // what was taken from every q
-  Ints magnitudes[kGroupQuads];
-  Ints signs[kGroupQuads];  // 8 bits
-
-  inline __attribute__((always_inline)) void set(int j, Ints bytes) {
-    magnitudes[j] = bytes;
-    if (kBits == 4) return;
-    signs[j] = _mm256_xor_si256(bytes, broadcast_int((int32_t)0x80808080));
-    magnitudes[j] = _mm256_abs_epi8(signs[j]);
-  }
-
-  // sum + the products of quads [first, last) with inputs.
-  inline __attribute__((always_inline)) Ints dot(Ints sum, const int8_t* inputs, int first, int last) const {
-    const Ints ones = _mm256_set1_epi16(1);
-    Ints shorts = broadcast_int(0);
-    for (int j = first; j < last; j++) {
-      Ints input = broadcast_32_bits(inputs + j * 4);
-      if (kBits == 4) {
-        shorts = _mm256_add_epi16(shorts, _mm256_maddubs_epi16(magnitudes[j], input));
-      } else {
-        shorts = _mm256_maddubs_epi16(magnitudes[j], _mm256_sign_epi8(input, signs[j]));
-        sum = add_ints(sum, dot_shorts(shorts, ones));
-      }
-    }
-    return kBits == 4 ? add_ints(sum, dot_shorts(shorts, ones)) : sum;
   }
 };
 
-#else
-
+// Where sums find pair `row * kRowPairs + r` of a vector: in the packed group ...
 template <int kBits>
-struct GroupQuads {
-  static constexpr int32_t kShift = 0;
-  ByteQuads quads[kGroupQuads];
+struct PackedPairs {
+  static constexpr int kRowPairs = kPairsInRow<kBits>;
+  const Opener<kBits>& opener;
+  const PackedGroup& group;
 
-  inline __attribute__((always_inline)) void set(int j, Ints bytes) { quads[j] = split_unsigned(bytes); }
-
-  inline __attribute__((always_inline)) Ints dot(Ints sum, const int8_t* inputs, int first, int last) const {
-    for (int j = first; j < last; j++)
-      sum = dot_grouped(sum, quads[j], split_signed(broadcast_32_bits(inputs + j * 4)));
-    return sum;
+  inline __attribute__((always_inline)) Bf16Pairs pair(int v, int row, int r) const {
+    return opener.pair(load_ints(group.of_vector[v] + row * 64 + group.column[v] * 4), r);
   }
 };
 
-#endif
+// ... or in scratch: [2 panels][16 pairs of k].
+struct OpenPairs {
+  static constexpr int kRowPairs = 2;
+  const uint8_t* panels;
+  int start;                           // the pass's first column in the pair
 
-// One vector's columns of a group.
-//   4 bits   64-byte row j: quad 2j in the low nibbles, quad 2j + 1 in the high ones
-//   8 bits   64-byte row j: quad j
-template <int kBits>
-PM_INLINE void load_quads(const uint8_t* columns, GroupQuads<kBits>* quads) {
-  if (kBits == 8) {
-    for (int j = 0; j < kGroupQuads; j++) quads->set(j, load_ints(columns + j * 64));
-    return;
+  inline __attribute__((always_inline)) Bf16Pairs pair(int v, int row, int r) const {
+    int in_pair = start + v * kLanes;
+    const uint8_t* panel = panels + in_pair / kPanel * kOpenGroupBytes;
+    return load_open(panel + (row * kRowPairs + r) * kOpenRowBytes, in_pair % kPanel);
   }
-  Ints low_nibbles = broadcast_int(0x0f0f0f0f);
-  for (int j = 0; j < kGroupQuads / 2; j++) {
-    Ints both = load_ints(columns + j * 64);
-    quads->set(2 * j, bit_and(both, low_nibbles));
-    quads->set(2 * j + 1, bit_and(shift_right_16(both, 4), low_nibbles));
-  }
-}
+};
 
-// p: the 16 scales or minima of a panel; column: the vector's first of them.
+// p: the 16 scales or minima of a panel.
 PM_INLINE Floats load_scales(const uint8_t* p, int column, bool has_f32_scales) {
   return has_f32_scales ? load_floats(p + column * 4) : load_halves(p + column * 2);
 }
 
-template <int kRows, int kBits, int kHalves>
-PM_INLINE void add_group(const LinearCall& call, const uint8_t* group, int column, int32_t first_row, int32_t index,
-                         Floats* sums) {
+// sums: [kRows][kPair], the pass's columns of them.
+template <int kRows, int kHalves, class Pairs>
+PM_INLINE void add_group(const LinearCall& call, const Pairs& pairs, const PackedGroup& group, int start,
+                         int32_t first_row, int32_t index, float* sums) {
   const PackedWeight& weight = *call.weight;
-  const Rows& in = call.in;
-  const int32_t num_groups = in.stride / kGroup;
+  const int64_t stride = call.in.stride;
+  const int32_t halves_in_row = call.in.stride / (kGroup / 2);
+  const bf16* inputs = call.in.values + first_row * stride + (int64_t)index * kGroup;
   const int scale_bytes = (weight.has_f32_scales ? 4 : 2) * kPanel;
-  const uint8_t* scales = group + kGroup * kPanel * kBits / 8;
-  const uint8_t* minima = scales + scale_bytes * kHalves;
-  GroupQuads<kBits> quads;
-  load_quads<kBits>(group + column * 4, &quads);
+  const int rows_of_half = kGroupPairs / Pairs::kRowPairs / kHalves;
   for (int half = 0; half < kHalves; half++) {
-    Floats weight_scale = load_scales(scales + half * scale_bytes, column, weight.has_f32_scales);
-    Floats min = zero_floats();
-    if (weight.has_min) min = load_scales(minima + half * scale_bytes, column, weight.has_f32_scales);
-    for (int row = 0; row < kRows; row++) {
-      int64_t group_index = (int64_t)(first_row + row) * num_groups + index;
-      const int8_t* inputs = in.quantised + group_index * kGroup;
-      const int32_t* half_sums = in.sums + group_index * 2;
-      int32_t sum = kHalves == 2 ? half_sums[half] : half_sums[0] + half_sums[1];
-      float input_scale = in.scales[group_index];
-      Ints dot = broadcast_int((quads.kShift - weight.zero) * sum);
-      dot = quads.dot(dot, inputs, half * kGroupQuads / kHalves, (half + 1) * kGroupQuads / kHalves);
-      Floats scale = multiply(weight_scale, broadcast_float(input_scale));
-      Floats& output = sums[row * kPassVectors];
-      output = multiply_add(to_floats(dot), scale, output);
-      if (weight.has_min) output = multiply_add(min, broadcast_float((float)sum * input_scale), output);
-    }
-  }
-}
+    Floats dots[kRows][kPassVectors];
+    for (int row = 0; row < kRows; row++)
+      for (int v = 0; v < kPassVectors; v++) dots[row][v] = zero_floats();
 
-template <int kRows, int kBits, int kHalves>
-static void grouped_sums(const LinearCall& call, int32_t pair, int32_t first_row, float* block) {
-  const PackedWeight& weight = *call.weight;
-  const int32_t bytes = group_bytes(weight);
-  const uint8_t* panels = weight.data + pair * 2 * weight.panel_bytes;
-  for (int start = 0; start < kPair; start += kPassColumns) {
-    Floats sums[kRows * kPassVectors];
-    for (int i = 0; i < kRows * kPassVectors; i++) sums[i] = zero_floats();
-    for (int32_t index = 0; index < weight.k_padded / kGroup; index++) {
-      for (int v = 0; v < kPassVectors; v++) {
-        int column = start + v * kLanes;
-        const uint8_t* panel = panels + column / kPanel * weight.panel_bytes;
-        if (column % kPanel == 0)
-          for (int i = 0; i < bytes; i += 64) prefetch_ahead(weight, panel, (int64_t)index * bytes + i);
-        const uint8_t* group = panel + (int64_t)index * bytes;
-        add_group<kRows, kBits, kHalves>(call, group, column % kPanel, first_row, index, sums + v);
+    for (int packed = half * rows_of_half; packed < (half + 1) * rows_of_half; packed++) {
+#pragma GCC unroll 4
+      for (int r = 0; r < Pairs::kRowPairs; r++) {
+        Bf16Pairs weights[kPassVectors];
+        for (int v = 0; v < kPassVectors; v++) weights[v] = pairs.pair(v, packed, r);
+        for (int row = 0; row < kRows; row++) {
+          const bf16* at = inputs + row * stride + 2 * (packed * Pairs::kRowPairs + r);
+          Bf16Pairs input = split_pairs(broadcast_32_bits(at));
+          for (int v = 0; v < kPassVectors; v++) dots[row][v] = dot_pairs(dots[row][v], weights[v], input);
+        }
       }
     }
-    for (int row = 0; row < kRows; row++)
-      for (int v = 0; v < kPassVectors; v++)
-        store_floats(block + row * kPair + start + v * kLanes, sums[row * kPassVectors + v]);
+
+    for (int v = 0; v < kPassVectors; v++) {
+      const uint8_t* scales = group.of_vector[v] + kGroup * kPanel * weight.bits / 8 + half * scale_bytes;
+      const uint8_t* minima = scales + kHalves * scale_bytes;
+      Floats scale = load_scales(scales, group.column[v], weight.has_f32_scales);
+      float* to = sums + start + v * kLanes;
+      for (int row = 0; row < kRows; row++)
+        store_floats(to + row * kPair, multiply_add(scale, dots[row][v], load_floats(to + row * kPair)));
+      if (!weight.has_min) continue;
+      Floats min = load_scales(minima, group.column[v], weight.has_f32_scales);
+      for (int row = 0; row < kRows; row++) {
+        const float* half_sums = call.in.sums + (int64_t)(first_row + row) * halves_in_row + index * 2;
+        Floats sum = broadcast_float(kHalves == 2 ? half_sums[half] : half_sums[0] + half_sums[1]);
+        store_floats(to + row * kPair, multiply_add(min, sum, load_floats(to + row * kPair)));
+      }
+    }
   }
 }
 
-template <int kRows>
-static void grouped_4(const LinearCall& call, int32_t pair, int32_t first_row, float* block) {
-  grouped_sums<kRows, 4, 1>(call, pair, first_row, block);
+PM_INLINE void prefetch_group(const PackedWeight& weight, int32_t pair, int32_t index) {
+  const int32_t bytes = group_bytes(weight);
+  for (int panel = 0; panel < 2; panel++)
+    for (int32_t i = 0; i < bytes; i += 64)
+      prefetch_ahead(weight, weight.data + (pair * 2 + panel) * weight.panel_bytes, (int64_t)index * bytes + i);
+}
+
+// sums: [num_rows][kPair], zeros so far.
+template <int kBits, int kHalves, int kRows>
+static void add_packed(const LinearCall& call, int32_t pair, int32_t first_row, float* sums) {
+  const PackedWeight& weight = *call.weight;
+  const Opener<kBits> opener(weight.zero);
+  for (int32_t index = 0; index < weight.k_padded / kGroup; index++) {
+    prefetch_group(weight, pair, index);
+    for (int start = 0; start < kPair; start += kPassColumns) {
+      const PackedGroup group(weight, pair, start, index);
+      const PackedPairs<kBits> pairs = {opener, group};
+      add_group<kRows, kHalves>(call, pairs, group, start, first_row, index, sums);
+    }
+  }
+}
+
+template <int kBits, int kHalves>
+PM_INLINE void add_few_rows(const LinearCall& call, int32_t pair, int32_t first_row, int32_t num_rows, float* sums) {
+  static_assert(kMaxPackedRows == 3, "one case for each number of rows");
+  if (num_rows == 1) add_packed<kBits, kHalves, 1>(call, pair, first_row, sums);
+  else if (num_rows == 2) add_packed<kBits, kHalves, 2>(call, pair, first_row, sums);
+  else add_packed<kBits, kHalves, 3>(call, pair, first_row, sums);
+}
+
+// Groups [first, last) of a pair, open: [last - first][2 panels][16 pairs of k].
+struct OpenGroups {
+  const uint8_t* open;
+  int32_t pair, first, last;
+};
+
+template <int kHalves, int kRows>
+PM_INLINE void add_open(const LinearCall& call, const OpenGroups& groups, int32_t first_row, float* sums) {
+  for (int start = 0; start < kPair; start += kPassColumns) {
+    for (int32_t index = groups.first; index < groups.last; index++) {
+      const PackedGroup group(*call.weight, groups.pair, start, index);
+      const OpenPairs pairs = {groups.open + (index - groups.first) * 2 * kOpenGroupBytes, start};
+      add_group<kRows, kHalves>(call, pairs, group, start, first_row, index, sums);
+    }
+  }
 }
 template <int kRows>
-static void grouped_8(const LinearCall& call, int32_t pair, int32_t first_row, float* block) {
-  grouped_sums<kRows, 8, 1>(call, pair, first_row, block);
+static void add_open_whole(const LinearCall& call, const OpenGroups& groups, int32_t first_row, float* sums) {
+  add_open<1, kRows>(call, groups, first_row, sums);
 }
 template <int kRows>
-static void grouped_8_halves(const LinearCall& call, int32_t pair, int32_t first_row, float* block) {
-  grouped_sums<kRows, 8, 2>(call, pair, first_row, block);
+static void add_open_halves(const LinearCall& call, const OpenGroups& groups, int32_t first_row, float* sums) {
+  add_open<2, kRows>(call, groups, first_row, sums);
+}
+
+typedef void (*OpenSums)(const LinearCall& call, const OpenGroups& groups, int32_t first_row, float* sums);
+constexpr OpenSums kOpenSums[] = PM_ROW_BLOCKS(add_open_whole);
+constexpr OpenSums kOpenHalvesSums[] = PM_ROW_BLOCKS(add_open_halves);
+
+template <int kBits, int kHalves>
+PM_INLINE void add_many_rows(const LinearCall& call, int32_t pair, int32_t first_row, int32_t num_rows, float* sums) {
+  const PackedWeight& weight = *call.weight;
+  const OpenSums* add = kHalves == 2 ? kOpenHalvesSums : kOpenSums;
+  const Opener<kBits> opener(weight.zero);
+  const int32_t num_groups = weight.k_padded / kGroup;
+  alignas(64) uint8_t open[kOpenGroups * 2 * kOpenGroupBytes];
+  for (int32_t first = 0; first < num_groups; first += kOpenGroups) {
+    const int32_t last = first + kOpenGroups < num_groups ? first + kOpenGroups : num_groups;
+    for (int32_t index = first; index < last; index++) {
+      prefetch_group(weight, pair, index);
+      for (int panel = 0; panel < 2; panel++) {
+        const uint8_t* packed = weight.data + (pair * 2 + panel) * weight.panel_bytes;
+        open_group<kBits>(opener, packed + (int64_t)index * group_bytes(weight),
+                          open + ((index - first) * 2 + panel) * kOpenGroupBytes);
+      }
+    }
+    for (int32_t row = 0; row < num_rows;) {
+      const int32_t block = next_block_rows(num_rows - row);
+      add[block - 1](call, {open, pair, first, last}, first_row + row, sums + row * kPair);
+      row += block;
+    }
+  }
+}
+
+template <int kBits, int kHalves>
+static void linear_of_groups(const LinearCall& call, int32_t first_pair, int32_t last_pair, int32_t first_row,
+                             int32_t last_row) {
+  alignas(64) float sums[kMaxOpenRows * kPair];
+  for (int32_t pair = first_pair; pair < last_pair; pair++) {
+    for (int32_t row = first_row; row < last_row; row += kMaxOpenRows) {
+      const int32_t num_rows = last_row - row < kMaxOpenRows ? last_row - row : kMaxOpenRows;
+      memset(sums, 0, (size_t)num_rows * kPair * sizeof(float));
+      if (num_rows <= kMaxPackedRows) add_few_rows<kBits, kHalves>(call, pair, row, num_rows, sums);
+      else add_many_rows<kBits, kHalves>(call, pair, row, num_rows, sums);
+      apply_epilogue(call, pair, row, num_rows, sums);
+    }
+  }
+}
+
+static void linear_grouped(const LinearCall& call, int32_t first_pair, int32_t last_pair, int32_t first_row,
+                           int32_t last_row) {
+  const PackedWeight& weight = *call.weight;
+  if (weight.bits == 4) linear_of_groups<4, 1>(call, first_pair, last_pair, first_row, last_row);
+  else if (weight.scales_per_group == 1) linear_of_groups<8, 1>(call, first_pair, last_pair, first_row, last_row);
+  else linear_of_groups<8, 2>(call, first_pair, last_pair, first_row, last_row);
 }
 
 }  // namespace

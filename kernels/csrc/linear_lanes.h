@@ -33,6 +33,11 @@ PM_INLINE Ints bit_and(Ints a, Ints b) { return _mm512_and_si512(a, b); }
 PM_INLINE Ints shift_left_32(Ints v, int by) { return _mm512_slli_epi32(v, by); }
 PM_INLINE Ints shift_right_16(Ints v, int by) { return _mm512_srli_epi16(v, by); }
 PM_INLINE Floats as_floats(Ints v) { return _mm512_castsi512_ps(v); }
+PM_INLINE Ints as_ints(Floats v) { return _mm512_castps_si512(v); }
+PM_INLINE Floats subtract(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
+PM_INLINE Ints bit_or(Ints a, Ints b) { return _mm512_or_si512(a, b); }
+PM_INLINE Ints and_or(Ints a, Ints b, Ints c) { return _mm512_ternarylogic_epi32(a, b, c, 0xea); }
+PM_INLINE Ints shift_right_32(Ints v, int by) { return _mm512_srli_epi32(v, by); }
 
 #elif defined(__AVX2__)
 
@@ -60,6 +65,9 @@ PM_INLINE Ints shift_left_16(Ints v, int by) { return _mm256_slli_epi16(v, by); 
 PM_INLINE Ints shift_right_16(Ints v, int by) { return _mm256_srli_epi16(v, by); }
 PM_INLINE Ints shift_right_signed_16(Ints v, int by) { return _mm256_srai_epi16(v, by); }
 PM_INLINE Floats as_floats(Ints v) { return _mm256_castsi256_ps(v); }
+PM_INLINE Floats subtract(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
+PM_INLINE Ints and_or(Ints a, Ints b, Ints c) { return _mm256_or_si256(_mm256_and_si256(a, b), c); }
+PM_INLINE Ints shift_right_32(Ints v, int by) { return _mm256_srli_epi32(v, by); }
 
 #else
 
@@ -86,6 +94,9 @@ PM_INLINE Ints shift_left_16(Ints v, int by) { return _mm_slli_epi16(v, by); }
 PM_INLINE Ints shift_right_16(Ints v, int by) { return _mm_srli_epi16(v, by); }
 PM_INLINE Ints shift_right_signed_16(Ints v, int by) { return _mm_srai_epi16(v, by); }
 PM_INLINE Floats as_floats(Ints v) { return _mm_castsi128_ps(v); }
+PM_INLINE Floats subtract(Floats a, Floats b) { return _mm_sub_ps(a, b); }
+PM_INLINE Ints and_or(Ints a, Ints b, Ints c) { return _mm_or_si128(_mm_and_si128(a, b), c); }
+PM_INLINE Ints shift_right_32(Ints v, int by) { return _mm_srli_epi32(v, by); }
 
 // Moves exponent and fraction to a float's place; multiplying by 2^(127 - 15) puts the exponent right, subnormal or
 // not. Infinities and NaN do not come out, and no weight has such a scale.
@@ -138,12 +149,8 @@ PM_INLINE Floats dot_pairs(Floats sum, const Bf16Pairs& a, const Bf16Pairs& b) {
 constexpr bool kActivationsAreOffset = true;
 typedef Ints ByteQuads;
 PM_INLINE ByteQuads split_signed(Ints v) { return v; }
-PM_INLINE ByteQuads split_unsigned(Ints v) { return v; }
 PM_INLINE Ints dot_int8(Ints sum, ByteQuads weights, ByteQuads offset_inputs) {
   return _mm512_dpbusd_epi32(sum, offset_inputs, weights);
-}
-PM_INLINE Ints dot_grouped(Ints sum, ByteQuads weights, ByteQuads inputs) {
-  return _mm512_dpbusd_epi32(sum, weights, inputs);
 }
 
 #else
@@ -155,15 +162,9 @@ struct ByteQuads {
 PM_INLINE ByteQuads split_signed(Ints v) {
   return {shift_right_signed_16(shift_left_16(v, 8), 8), shift_right_signed_16(v, 8)};
 }
-PM_INLINE ByteQuads split_unsigned(Ints v) {
-  return {bit_and(v, broadcast_int(0x00ff00ff)), shift_right_16(v, 8)};
-}
 PM_INLINE Ints dot_int8(Ints sum, const ByteQuads& weights, const ByteQuads& inputs) {
   Ints products = add_ints(dot_shorts(weights.even, inputs.even), dot_shorts(weights.odd, inputs.odd));
   return add_ints(sum, products);
-}
-PM_INLINE Ints dot_grouped(Ints sum, const ByteQuads& weights, const ByteQuads& inputs) {
-  return dot_int8(sum, weights, inputs);
 }
 
 #endif

@@ -68,15 +68,13 @@ void run_linear(const pm_linear& linear, const float* x, int32_t num_rows, float
   const int64_t width = weight.k_padded, groups = width / kGroup;
   Buffer<bf16> values(num_rows * width);
   Buffer<int8_t> quantised(num_rows * width);
-  Buffer<float> scales(num_rows * groups), sums_out((int64_t)num_rows * weight.n_padded);
-  Buffer<int32_t> sums(num_rows * groups * 2);
+  Buffer<float> scales(num_rows), sums(num_rows * groups * 2), sums_out((int64_t)num_rows * weight.n_padded);
   for (int32_t row = 0; row < num_rows; row++) {
     for (int32_t i = 0; i < weight.k; i++) values[row * width + i] = f32_to_bf16(x[(int64_t)row * weight.k + i]);
     if (weight.kind == WeightKind::int8)
       table.quantise_row(&values[row * width], weight.k_padded, &quantised[row * width], &scales[row]);
     if (weight.kind == WeightKind::grouped)
-      table.quantise_groups(&values[row * width], weight.k_padded, &quantised[row * width], &scales[row * groups],
-                            &sums[row * groups * 2]);
+      table.sum_groups(&values[row * width], weight.k_padded, &sums[row * groups * 2]);
   }
   LinearCall call = {};
   call.weight = &weight;

@@ -62,18 +62,16 @@ struct AttentionPlan {
 struct ThreadSpace {
   Buffer<bf16> values;           // inputs of linears, in steps of few rows
   Buffer<int8_t> quantised;
-  Buffer<float> scales;
-  Buffer<int32_t> sums;
+  Buffer<float> scales, sums;
   Buffer<float> fold;            // attention: two partial softmaxes of kMaxRows rows
   Buffer<float> logits;          // the head: [rows][a few pairs of panels]
 };
 
 // What the linears read and write, sized for the step.
 struct Workspace {
-  Buffer<float> residual, qkv, projected, scales, partial_max, partial_sum, partial_out;
+  Buffer<float> residual, qkv, projected, scales, sums, partial_max, partial_sum, partial_out;
   Buffer<bf16> normed, q, attended, gated, last_hidden;
   Buffer<int8_t> quantised;
-  Buffer<int32_t> sums;
   std::vector<ThreadSpace> of_threads;
   std::vector<Dispenser> dispensers;      // one a stage of the step, so that none is reset while in use
 };

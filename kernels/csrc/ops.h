@@ -16,7 +16,7 @@ enum class KvKind : int32_t { bf16 = 0, int8 = 1 };
 
 constexpr int kPanel = 16;        // output columns in one vector
 constexpr int kPair = 32;         // output columns that a linear computes together: two panels
-constexpr int kGroup = 32;        // inputs that share a scale in grouped weights and their activations
+constexpr int kGroup = 32;        // inputs that share a scale in grouped weights
 constexpr int kSplit = 512;       // positions of one partial softmax; a multiple of every page size
 constexpr int kMaxHeadDim = 256;
 constexpr int kMaxRows = 64;      // query rows of one attend() call
@@ -27,8 +27,13 @@ static constexpr int32_t round_up(int32_t n, int32_t to) { return (n + to - 1) /
 //
 //   bf16     [n/16][k/32] tiles of 1 KiB: [16 pairs of k][16 n][2]             what TDPBF16PS and VDPBF16PS load
 //   int8     [n/16][k/64] tiles of 1 KiB: [16 quads of k][16 n][4]             what TDPBSSD and VPDPBUSD load
-//   grouped  [n/16][k/32] groups: 8 quads of k, [16 n][4] unsigned bytes each: 512 bytes; with 4 bits 256:
-//            64-byte row j holds quad 2j in the low nibbles and quad 2j+1 in the high ones;
+//   grouped  [n/16][k/32] groups: 512 bytes, with 4 bits 256, in rows of [16 n] 32 bits:
+//
+//              bit         0    4    8   12   16   20   24   28
+//              4 bits     k0   k2   k4   k6   k1   k3   k5   k7     row j: k0 = 8 j
+//              8 bits     k0        k2        k1        k3          row j: k0 = 4 j
+//
+//            so that a shift leaves a pair of k in the low bits of two halves;
 //            then 16 scales, then 16 minima if has_min, each fp16 or fp32.     weight = scale * (q - zero) + min
 //
 // k is padded with zeros to a multiple of 64, n to a multiple of 32.
@@ -57,10 +62,10 @@ static inline int32_t group_bytes(const PackedWeight& w) {
 
 // A linear's input. Which members are set goes by the weight's kind.
 struct Rows {
-  const bf16* values;            // bf16: [rows][stride]
-  const int8_t* quantised;       // int8: [rows][stride] as quantise_row() of the same table left it; grouped: likewise
-  const float* scales;           // int8: [rows]; grouped: [rows][stride / kGroup]
-  const int32_t* sums;           // grouped: [rows][stride / kGroup * 2], sum of each half group's quantised values
+  const bf16* values;            // bf16, grouped: [rows][stride]
+  const int8_t* quantised;       // int8: [rows][stride] as quantise_row() of the same table left it
+  const float* scales;           // int8: [rows]
+  const float* sums;             // grouped with minima: [rows][stride / kGroup * 2], as sum_groups() left them
   int32_t stride;                // elements; the weight's k_padded, the padding is zero
 };
 
@@ -141,8 +146,8 @@ struct KernelTable {
   void (*add_rmsnorm)(const float* y, const float* weight, float eps, int32_t width, float* residual);
   // One scale for the row: x = scale * q. width: padded, a multiple of 64. out in the form that linear() wants.
   void (*quantise_row)(const bf16* x, int32_t width, int8_t* out, float* scale);
-  // One scale for every kGroup values; sums of each half group.
-  void (*quantise_groups)(const bf16* x, int32_t width, int8_t* out, float* scales, int32_t* sums);
+  // The sum of each half group of kGroup values. width: padded, a multiple of 64.
+  void (*sum_groups)(const bf16* x, int32_t width, float* sums);
   // y = x weight^T + bias for column pairs [first_pair, last_pair) and rows [first_row, last_row).
   void (*linear)(const LinearCall& call, int32_t first_pair, int32_t last_pair, int32_t first_row, int32_t last_row);
   // Queries of heads [first_head, last_head) to out: [heads][head_dim_padded], first_head's first.

@@ -217,12 +217,14 @@ float load_scale(const PackedWeight& weight, int64_t index, const uint8_t* from)
 // Where a group of 16 columns keeps its scales; the minima follow them.
 int32_t scales_offset(const PackedWeight& weight) { return kGroup * kPanel * weight.bits / 8; }
 
+// Where value i of a group lies in its column's 32 bits of a row; the rows of 4 bits hold 4 pairs of k, of 8 bits 2.
+int bit_of(const PackedWeight& weight, int i) { return i % 2 * 16 + i / 2 % (16 / weight.bits) * weight.bits; }
+
 // The byte of value i, and with 4 bits the shift of its nibble.
 int32_t byte_of(const PackedWeight& weight, int lane, int i) {
-  int quad = i / 4;
-  return (weight.bits == 4 ? quad / 2 : quad) * 64 + lane * 4 + i % 4;
+  return i * weight.bits / 32 * 64 + lane * 4 + bit_of(weight, i) / 8;
 }
-int nibble_shift(const PackedWeight& weight, int i) { return weight.bits == 4 ? i / 4 % 2 * 4 : 0; }
+int nibble_shift(const PackedWeight& weight, int i) { return bit_of(weight, i) % 8; }
 
 void store_group(const PackedWeight& weight, const GroupValues& values, int32_t zero, int lane, uint8_t* group) {
   int32_t shift_up = weight.zero - zero;

@@ -123,15 +123,14 @@ Peaks measure_peaks() {
 
 double peak_of(const Peaks& peaks, const KernelTable& table, const PackedWeight& weight) {
   bool has_512 = !strncmp(table.name, "avx512", 6);
-  if (weight.kind != WeightKind::bf16) return has_512 ? peaks.dpbusd : peaks.fma;
+  if (weight.kind == WeightKind::int8) return has_512 ? peaks.dpbusd : peaks.fma;
   return !strcmp(table.name, "avx512") ? peaks.dpbf16 : peaks.fma;
 }
 
 // Rows of zeros take as long as any.
 struct Buffers {
   std::vector<uint8_t> inputs;
-  std::vector<float> scales, out;
-  std::vector<int32_t> sums;
+  std::vector<float> scales, sums, out;
   LinearCall call = {};
 
   Buffers(const PackedWeight& weight, int32_t num_rows) {

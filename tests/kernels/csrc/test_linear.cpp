@@ -12,13 +12,12 @@ constexpr int32_t kOutputs = 70;  // 5 panels, padded to 3 pairs
 constexpr int32_t kPairs = 3;
 constexpr int32_t kOutStride = kPairs * kPair + 5;
 
-// Rows as one table quantises them. stride > k: linears take padded rows.
+// Rows as one table prepares them. stride > k: linears take padded rows.
 struct Inputs {
   int32_t num_rows, stride;
   std::vector<bf16> values;
   std::vector<int8_t> quantised;
-  std::vector<float> scales;
-  std::vector<int32_t> sums;
+  std::vector<float> scales, sums;
   bool is_offset = false;
   Rows rows = {};
 
@@ -31,7 +30,7 @@ struct Inputs {
     rows.values = values.data();
     rows.stride = stride;
     if (weight.kind == WeightKind::int8) quantise_rows(table);
-    if (weight.kind == WeightKind::grouped) quantise_all_groups(table);
+    if (weight.kind == WeightKind::grouped) sum_all_groups(table);
   }
 
   void quantise_rows(const KernelTable& table) {
@@ -44,16 +43,11 @@ struct Inputs {
     rows.scales = scales.data();
   }
 
-  void quantise_all_groups(const KernelTable& table) {
-    int32_t groups = stride / kGroup;
-    quantised.resize(values.size());
-    scales.resize((size_t)num_rows * groups);
-    sums.resize((size_t)num_rows * groups * 2);
+  void sum_all_groups(const KernelTable& table) {
+    int32_t halves = stride / kGroup * 2;
+    sums.resize((size_t)num_rows * halves);
     for (int32_t row = 0; row < num_rows; row++)
-      table.quantise_groups(&values[(size_t)row * stride], stride, &quantised[(size_t)row * stride],
-                            &scales[(size_t)row * groups], &sums[(size_t)row * groups * 2]);
-    rows.quantised = quantised.data();
-    rows.scales = scales.data();
+      table.sum_groups(&values[(size_t)row * stride], stride, &sums[(size_t)row * halves]);
     rows.sums = sums.data();
   }
 
@@ -62,7 +56,7 @@ struct Inputs {
     size_t at = (size_t)row * stride + k;
     if (quantised.empty()) return float_of(values[at]);
     int32_t q = is_offset ? (int32_t)(uint8_t)quantised[at] - 128 : quantised[at];
-    return (double)q * scales[sums.empty() ? row : at / kGroup];
+    return (double)q * scales[row];
   }
 };
 
@@ -81,7 +75,7 @@ void check_quantisation(const KernelTable& table, const WeightCase& c, const Pac
   for (int32_t row = 0; row < inputs.num_rows && !inputs.quantised.empty(); row++) {
     for (int32_t k = 0; k < weight.k_padded; k++) {
       size_t at = (size_t)row * inputs.stride + k;
-      double step = inputs.scales[inputs.sums.empty() ? row : at / kGroup];
+      double step = inputs.scales[row];
       double difference = fabs(inputs.value(row, k) - float_of(inputs.values[at]));
       CHECK(difference <= 0.50001 * step, "%s %s row %d k %d: off by %g of a step %g", table.name, c.name, row, k,
             difference, step);
@@ -99,8 +93,8 @@ void check_against_double(const KernelTable& table, const WeightCase& c, const P
       for (int32_t k = 0; k < weight.k; k++) {
         double product = w[k] * inputs.value(row, k);
         expected += product;
-        // Grouped sums take the minimum, and the zero, apart from the rest.
-        size += fabs(product) + (weight.kind == WeightKind::grouped ? fabs(inputs.value(row, k)) : 0);
+        // Grouped sums take the minimum apart from the rest.
+        size += fabs(product) + (weight.has_min ? fabs(inputs.value(row, k)) : 0);
       }
       double difference = fabs(out[(size_t)row * kOutStride + n] - expected);
       CHECK(difference <= 2e-6 * size, "%s %s row %d n %d: %g for %g, off by %g of %g", table.name, c.name, row, n,
@@ -191,7 +185,7 @@ void check_epilogues(const KernelTable& table) {
   }
 }
 
-// A number that is none must not get lost on its way into a quantised row.
+// A number that is none must not get lost on its way into a row's quantised values or sums.
 void check_non_finite(const KernelTable& table) {
   for (float bad : {(float)NAN, (float)INFINITY}) {
     for (int kind : {0, 1, 2}) {
@@ -202,7 +196,7 @@ void check_non_finite(const KernelTable& table) {
       memcpy(&bits, &bad, 4);
       inputs.values[40] = (bf16)(bits >> 16);
       if (kind == 1) inputs.quantise_rows(table);
-      if (kind == 2) inputs.quantise_all_groups(table);
+      if (kind == 2) inputs.sum_all_groups(table);
       std::vector<float> out((size_t)8 * kOutStride);
       table.linear(store_call(weight.packed, inputs, out), 0, kPairs, 0, 8);
       CHECK(!isfinite(out[0]), "%s kind %d: %g came out as %g", table.name, kind, bad, out[0]);

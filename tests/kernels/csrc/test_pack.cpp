@@ -124,13 +124,35 @@ void check_layouts() {
     unpack_row(w4, row, unpacked.data());
     for (int32_t i = 0; i < k; i++) {
       const uint8_t* group = w4.data + panel * w4.panel_bytes + i / 32 * (256 + 64);
-      int32_t quad = i % 32 / 4, byte = group[quad / 2 * 64 + lane * 4 + i % 4];
+      uint32_t bits;
+      memcpy(&bits, group + i % 32 / 8 * 64 + lane * 4, 4);
+      const int bit_of_value[] = {0, 16, 4, 20, 8, 24, 12, 28};
+      int32_t q = bits >> bit_of_value[i % 8] & 15;
       uint16_t halves[32];
       memcpy(halves, group + 256, 64);
-      float value = f16_to_f32(halves[lane]) * (float)(quad % 2 ? byte >> 4 : byte & 15);
+      float value = f16_to_f32(halves[lane]) * (float)q;
       CHECK(unpacked[i] == value + f16_to_f32(halves[16 + lane]), "int4 row %d k %d", row, i);
     }
   }
+}
+
+// A group of 8 bits, each value of which tells its place.
+void check_layout_of_8_bits() {
+  const int32_t rows = 32;
+  std::vector<uint8_t> data((size_t)rows * 34);
+  for (int32_t row = 0; row < rows; row++) {
+    const uint16_t one = f32_to_f16(1.0f);
+    memcpy(&data[(size_t)row * 34], &one, 2);
+    for (int i = 0; i < kGroup; i++) data[(size_t)row * 34 + 2 + i] = (uint8_t)(i * 3 + row);
+  }
+  PackSource source = {data.data(), SourceType::q8_0, rows};
+  Packed packed({PackFormat::grouped, rows, kGroup, &source, 1, nullptr, nullptr});
+  for (int32_t row = 0; row < rows; row++)
+    for (int i = 0; i < kGroup; i++) {
+      const uint8_t* quad = packed.weight.data + row / 16 * packed.weight.panel_bytes + i / 4 * 64 + row % 16 * 4;
+      const int byte_of_value[] = {0, 2, 1, 3};
+      CHECK(quad[byte_of_value[i % 4]] == i * 3 + row + 128, "row %d k %d", row, i);
+    }
 }
 
 // What cutting the plain range into 15 steps loses, in exact arithmetic.
@@ -259,6 +281,7 @@ int main(int argc, char** argv) {
   check_mixed_types();
   check_row_order();
   check_layouts();
+  check_layout_of_8_bits();
   check_int4_error();
   check_constant_groups();
   check_panels_apart();
