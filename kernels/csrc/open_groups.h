@@ -14,28 +14,6 @@ constexpr int kGroupPairs = kGroup / 2;
 template <int kBits>
 constexpr int kPairsInRow = 16 / kBits;
 
-#if defined(__AVX512BF16__)
-
-constexpr int kOpenRowBytes = kPanel * 4;  // a pair of k of a panel
-PM_INLINE Bf16Pairs load_open(const uint8_t* row, int column) { return load_ints(row + column * 4); }
-PM_INLINE void store_open(uint8_t* row, int column, Bf16Pairs pairs) { store_ints((int32_t*)row + column, pairs); }
-
-#else
-
-// The even numbers of 16 columns, then the odd ones: floats, for which the sums would have to split pairs again.
-constexpr int kOpenRowBytes = kPanel * 8;
-PM_INLINE Bf16Pairs load_open(const uint8_t* row, int column) {
-  return {load_floats(row + column * 4), load_floats(row + (kPanel + column) * 4)};
-}
-PM_INLINE void store_open(uint8_t* row, int column, const Bf16Pairs& pairs) {
-  store_floats((float*)row + column, pairs.even);
-  store_floats((float*)row + kPanel + column, pairs.odd);
-}
-
-#endif
-
-constexpr int kOpenGroupBytes = kGroupPairs * kOpenRowBytes;  // of a panel
-
 // Numbers by arithmetic: q in the lowest bits of a float's fraction makes 2^23 + q of 2^23.
 template <int kBits>
 struct Opener {
@@ -90,19 +68,6 @@ struct Opener<4> {
 };
 
 #endif
-
-// A group of one panel to out: [16 pairs of k] rows of kOpenRowBytes.
-template <int kBits>
-PM_INLINE void open_group(const Opener<kBits>& opener, const uint8_t* group, uint8_t* out) {
-  for (int column = 0; column < kPanel; column += kLanes) {
-    for (int row = 0; row < kGroupPairs / kPairsInRow<kBits>; row++) {
-      Ints dwords = load_ints(group + row * 64 + column * 4);
-      uint8_t* to = out + row * kPairsInRow<kBits> * kOpenRowBytes;
-#pragma GCC unroll 4
-      for (int r = 0; r < kPairsInRow<kBits>; r++) store_open(to + r * kOpenRowBytes, column, opener.pair(dwords, r));
-    }
-  }
-}
 
 }  // namespace
 }  // namespace pointsman
