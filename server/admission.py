@@ -128,6 +128,7 @@ class Admission:
         if not _is_small(wire, count_chars(wire.messages), 1):
             return None
         self._check_fields(wire)
+        self.prompts.get_template()  # before the engine is asked: nothing to wait for where there is none
         return self._build_chat(wire, self._get_terms())
 
     async def admit_completion(self, wire: CompletionRequest) -> Admitted:

@@ -329,6 +329,14 @@ async def test_a_small_request_is_refused_like_any_other() -> None:
             admission.try_admit_chat(chat("a", model="another"))
 
 
+@pytest.mark.parametrize("content", ["a", "x" * 1001], ids=["at once", "by a thread"])
+async def test_that_there_is_no_chat_is_told_before_the_model_is_loaded(content: str) -> None:
+    client, wire = FakeEngineClient(state=create_state(EnginePhase.LOADING)), chat(content)
+    async with admitting(client, chat_template=None) as admission:
+        with pytest.raises(RequestError, match="no chat template"):
+            admission.try_admit_chat(wire) or await admission.admit_chat(wire)
+
+
 async def test_long_texts_wait_for_each_other_and_short_ones_for_none_of_them() -> None:
     may_go_on = threading.Event()
     running: list[int] = []
