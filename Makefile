@@ -67,7 +67,7 @@ compat: $(VENV)/.setup-dev setup
 
 # Pointsman alone; beside its peers, which are installed by hand: tests/bench/README.md.
 bench: setup
-	@$(BIN)/python tests/bench/peers.py --peer pointsman --quantization --repeat 1 $(ARGS)
+	@$(BIN)/python tests/bench/peers.py --peer pointsman --quantization --repeat 1 --only W1,W2,W3,W4,W5,W6 $(ARGS)
 
 bench-scheduler: setup
 	@$(BIN)/python tests/bench/scheduler.py

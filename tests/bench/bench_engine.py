@@ -9,10 +9,8 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-import torch
 
 from engine_core import (
     CacheConfig,
@@ -29,15 +27,14 @@ from engine_core.core import EngineCore
 from engine_core.engine import open_checkpoint, warm_up
 from engine_core.housekeeping import no_full_collections
 from engine_core.kv_cache.manager import KVCacheManager
-from engine_core.model.decoder import Decoder
-from engine_core.model.loader import load_decoder
+from engine_core.model.compute import settle_compute
+from engine_core.model.decoder import LanguageModel
 from engine_core.model.runner import ModelRunner
 from engine_core.scheduler.constraint import Constraint
 from engine_core.scheduler.constraints import build_constraints
 from engine_core.scheduler.output import SchedulerOutput
 from engine_core.scheduler.scheduler import Scheduler
 from engine_core.step_executor import DirectExecutor, PendingResult
-from kernels.backend import Backend, create_backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +140,7 @@ class Run:
 
 
 class LoadedModel:
-    """A decoder on the CPU backend in its fastest format, which is bf16.
+    """A model in bf16 on whatever the product would compute it with here.
 
     Args:
         path: A checkpoint.
@@ -152,11 +149,12 @@ class LoadedModel:
     def __init__(self, path: Path) -> None:
         checkpoint = open_checkpoint(path)
         self.path = path
-        self.backend: Backend = create_backend("cpu")
-        self.dtype: torch.dtype = self.backend.default_dtype
         self.trained_model_len: int = checkpoint.arch.max_position_embeddings
         self.vocab_size: int = checkpoint.arch.vocab_size
-        self.decoder: Decoder = load_decoder(checkpoint, self.backend, self.dtype, lambda share, detail: None)
+        asked = EngineConfig(ModelConfig(path, quantization="none"))
+        compute = settle_compute(asked.resolve(trained_model_len=self.trained_model_len), checkpoint.arch)
+        self.has_shared_level: bool = compute.config.scheduler.enable_cascade_attn
+        self.decoder: LanguageModel = compute.load(checkpoint, lambda share, detail: None)
 
 
 class BenchEngine:
@@ -179,12 +177,11 @@ class BenchEngine:
         max_model_len: int = 2048,
         extra: Sequence[Constraint] = (),
     ) -> None:
+        scheduler = replace(scheduler, enable_cascade_attn=model.has_shared_level)
         asked = EngineConfig(ModelConfig(model.path, "auto", max_model_len), cache, scheduler, DeviceConfig("cpu"))
         config = asked.resolve(trained_model_len=model.trained_model_len)
         assert cache.num_blocks is not None and not config.scheduler.async_scheduling
-        kv = model.backend.alloc_kv(
-            model.decoder.layer_specs, num_pages=cache.num_blocks + 1, page_size=cache.block_size, dtype=model.dtype
-        )
+        kv = model.decoder.alloc_kv(num_pages=cache.num_blocks + 1, page_size=cache.block_size)
         warm_up(model.decoder, kv)
         self._log = _Log()
         runner = ModelRunner(decoder=model.decoder, kv=kv, max_model_len=max_model_len)
