@@ -5,32 +5,11 @@ Pointers are plain addresses here; whoever fills them in keeps alive what they p
 
 from __future__ import annotations
 
-from ctypes import (
-    CDLL,
-    Structure,
-    c_char_p,
-    c_double,
-    c_float,
-    c_int32,
-    c_int64,
-    c_uint8,
-    c_uint16,
-    c_void_p,
-)
+from ctypes import CDLL, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
 ABI_VERSION = 1
-
-# What pointers of the header point to, for whoever reads it beside this file.
-ELEMENTS = {
-    "int32_t": c_int32,
-    "int64_t": c_int64,
-    "uint8_t": c_uint8,
-    "uint16_t": c_uint16,
-    "float": c_float,
-    "double": c_double,
-}
 
 
 class Source(Structure):

@@ -264,10 +264,16 @@ class Pages(_Handle):
 
 # ---------------------------------------------------------------------- structs
 class _Pointers:
-    """Turns what a model is made of into addresses, and keeps it alive."""
+    """Turns what a model is made of into addresses.
+
+    Attributes:
+        owners: What is read as long as the model lives.
+        copied: What is read while the model is made.
+    """
 
     def __init__(self) -> None:
         self.owners: list[object] = []
+        self.copied: list[object] = []
 
     def linear(self, linear: Linear | None) -> int | None:
         self.owners.append(linear)
@@ -276,13 +282,9 @@ class _Pointers:
     def floats(self, values: FloatArray | None) -> int | None:
         if values is None:
             return None
-        kept = np.array(values, np.float32)  # of its own, whatever becomes of what was given
-        self.owners.append(kept)
-        return _address(kept)
-
-    def keep(self, owner: Any) -> Any:
-        self.owners.append(owner)
-        return owner
+        array = np.ascontiguousarray(values, np.float32)
+        self.copied.append(array)
+        return _address(array)
 
 
 def _layers(spec: ModelSpec, layers: Sequence[FusedLayer], pointers: _Pointers) -> ctypes.Array[Layer]:
@@ -307,9 +309,9 @@ def _model_config(
     embedding = weights.embedding
     if embedding is not None:
         assert embedding.dtype == torch.bfloat16 and embedding.is_contiguous()
-        pointers.keep(embedding)
+        pointers.owners.append(embedding)
     return ModelConfig(
-        layers=ctypes.addressof(pointers.keep(layers)),
+        layers=ctypes.addressof(layers),
         num_layers=len(layers),
         hidden_size=spec.hidden_size,
         num_q_heads=attention.num_q_heads,

@@ -29,7 +29,10 @@ PM_EXPORT pm_machine* pm_machine_create(const char* isa, int32_t num_threads);
 PM_EXPORT void pm_machine_destroy(pm_machine*);
 
 // How a source's numbers are stored. From PM_Q8_0 on: ggml's blocks, their own bytes.
-enum { PM_F32 = 0, PM_BF16 = 1, PM_F16 = 2, PM_Q8_0 = 8, PM_Q4_0 = 9, PM_Q4_1 = 10, PM_Q5_0 = 11, PM_Q5_1 = 12, PM_Q4_K = 13, PM_Q5_K = 14, PM_Q6_K = 15 };
+enum {
+  PM_F32 = 0, PM_BF16 = 1, PM_F16 = 2, PM_Q8_0 = 8, PM_Q4_0 = 9, PM_Q4_1 = 10, PM_Q5_0 = 11, PM_Q5_1 = 12,
+  PM_Q4_K = 13, PM_Q5_K = 14, PM_Q6_K = 15
+};
 // What a linear computes in. PM_AS_STORED: sources of ggml blocks, all of one kind, keep their values.
 enum { PM_TO_BF16 = 0, PM_TO_INT8 = 1, PM_TO_INT4 = 2, PM_AS_STORED = 3 };
 
@@ -62,12 +65,12 @@ typedef struct pm_layer {
   const pm_linear* o;
   const pm_linear* gate_up;      // 16 rows of gate and 16 of up alternate
   const pm_linear* down;
-  const float* input_norm;       // [hidden]; norms are read as long as the model lives
+  const float* input_norm;       // [hidden]; norms are copied
   const float* q_norm;           // [head_dim] or null
   const float* k_norm;
-  const float* attn_post_norm;   // [hidden] or null
+  const float* attn_post_norm;   // [hidden] or null: both post norms or none, in all layers alike
   const float* mlp_norm;
-  const float* mlp_post_norm;    // or null
+  const float* mlp_post_norm;
   int32_t window_left;           // tokens seen to the left of the query; -1 = all
   int32_t rope;                  // which of the two tables
 } pm_layer;
@@ -94,8 +97,8 @@ typedef struct pm_model_config {
 
 PM_EXPORT pm_model* pm_model_create(pm_machine*, const pm_model_config*);
 PM_EXPORT void pm_model_destroy(pm_model*);
-// The rope table of `rope` 0 or 1: [num_positions][head_dim], cos of head_dim / 2 angles, then their sin. Read as long as
-// it is set.
+// The rope table of `rope` 0 or 1: [num_positions][head_dim], cos of head_dim / 2 angles, then their sin. Read as long
+// as it is set.
 PM_EXPORT void pm_model_set_rope(pm_model*, int32_t rope, const float* cos_sin, int32_t num_positions);
 
 enum { PM_KV_BF16 = 0, PM_KV_INT8 = 1 };
@@ -107,7 +110,7 @@ PM_EXPORT void pm_pages_copy(pm_pages*, const int32_t* from, const int32_t* to, 
 PM_EXPORT void pm_pages_read(const pm_pages*, int32_t page, uint8_t* out);
 PM_EXPORT void pm_pages_write(pm_pages*, int32_t page, const uint8_t* data);
 
-// One step over a ragged batch: StepMeta of kernels/backend.py.
+// One step over a ragged batch: StepMeta of kernels/step.py.
 typedef struct pm_step {
   int32_t num_reqs;
   int32_t num_tokens;

@@ -11,11 +11,12 @@ constexpr int64_t kMaxPartialBytes = 64 << 20;
 // Tokens [first, last) in blocks whose rows fit into one attend().
 void cut(int32_t request, int32_t first, int32_t last, int32_t group, std::vector<QueryBlock>* blocks) {
   int32_t num_tokens = std::max(1, kMaxRows / group);
-  for (; first < last; first += num_tokens) blocks->push_back({request, first, std::min(first + num_tokens, last)});
+  for (; first < last; first += num_tokens)
+    blocks->push_back({request, first, std::min(first + num_tokens, last)});
 }
 
-// Whether a request reads a page that another one fills in this step, one token each: a block is found by others as soon
-// as the step that fills it is laid out. It has the same place in all tables.
+// Whether a request reads a page that another one fills in this step, one token each: a block is found by others as
+// soon as the step that fills it is laid out. It has the same place in all tables.
 bool has_read_of_filled_page(const pm_step& step, int32_t page_size) {
   for (int32_t writer = 0; writer < step.num_reqs; writer++) {
     int32_t position = step.positions[step.qo_indptr[writer]], place = position / page_size;

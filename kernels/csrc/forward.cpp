@@ -230,8 +230,8 @@ class Walk {
     pool_.barrier();
   }
 
-  // Pairs of panels in chunks, each with all rows or with one block of them after the other, so that the chunk's weights
-  // are still in the second-level cache for the next block.
+  // Pairs of panels in chunks, each with all rows or with one block of them after the other, so that the chunk's
+  // weights are still in the second-level cache for the next block.
   void run_linear(const LinearCall& call) {
     Dispenser& dispenser = *next_dispenser_++;
     const int32_t num_pairs = call.weight->n_padded / kPair, num_rows = step_.num_tokens, threads = pool_.size();

@@ -55,7 +55,7 @@ struct AttentionPlan {
   int32_t num_shared_splits = 0;
   int32_t num_splits = 0;                 // of the longest request
   bool is_split = false;                  // each block's splits are computed apart
-  bool stores_within = false;             // what stores a token's K and V may go on to its attention: nobody else reads them
+  bool stores_within = false;             // one token a request, and its K and V are read by nobody else in this step
 };
 
 // What one thread alone reads and writes. Sized before the threads start: none of them may throw between barriers.

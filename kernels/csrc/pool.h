@@ -26,8 +26,8 @@ class Pool {
 
   int size() const { return num_threads_; }
 
-  // Calls work(thread) on all threads, thread 0 being the caller's, and returns when all have returned. Throws what one of
-  // them threw; work that waits at barriers must not throw, for the others would wait forever.
+  // Calls work(thread) on all threads, thread 0 being the caller's, and returns when all have returned. Throws what one
+  // of them threw; work that waits at barriers must not throw, for the others would wait forever.
   void run(const std::function<void(int)>& work);
 
   // Within run(): nobody passes before all have come. What was written before is seen behind it.

@@ -71,8 +71,9 @@ PM_INLINE void store_bf16(bf16* p, f32x16 v) {
 PM_INLINE f32x16 select(i32x16 mask, f32x16 yes, f32x16 no) {
   return (f32x16)((mask & (i32x16)yes) | (~mask & (i32x16)no));
 }
-// a * b + c: one rounding where the target has it. Written out, because the compiler may not choose (-ffp-contract=off):
-// two copies of an expression must not differ in a bit.
+
+// a * b + c: one rounding where the target has it. Written out, because the compiler may not choose
+// (-ffp-contract=off): two copies of an expression must not differ in a bit.
 PM_INLINE f32x16 fma16(f32x16 a, f32x16 b, f32x16 c) {
 #if defined(__AVX512F__)
   return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
