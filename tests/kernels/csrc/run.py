@@ -23,7 +23,7 @@ from kernels.cpu_compiler import COMMON_FLAGS, SOURCES, UNITS, Host, find_compil
 PROGRAMS = Path(__file__).parent
 ISA_FLAGS = {unit.source.removeprefix("isa_").removesuffix(".cpp"): unit.flags for unit in UNITS}
 EMULATE = "-DPM_EMULATE_AMX"
-WITH_LIBRARY = ("linear", "pack", "pool")
+WITH_LIBRARY = ("forward", "linear", "pack", "pool")
 ON_TILES = ("amx_tiles", "amx_linear", "amx_attend")
 SANITIZERS = ("address", "undefined", "thread")
 
