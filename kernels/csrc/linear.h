@@ -20,12 +20,12 @@ struct RowBlocks {
 #if defined(__AVX512F__)
 #define PM_BLOCKS_OF_8(f) f<1>, f<2>, f<3>, f<4>, f<5>, f<6>, f<7>, f<8>
 #define PM_ROW_BLOCKS(f) {PM_BLOCKS_OF_8(f), f<9>, f<10>, f<11>, f<12>}
-#define PM_GROUPED_BLOCKS(f) {PM_BLOCKS_OF_8(f)}  // a group's end waits for all sums: more rows than 8 are slower
-constexpr int32_t kMaxBlockRows = 12, kMaxGroupedRows = 8;
+#define PM_GROUPED_BLOCKS(f) {PM_BLOCKS_OF_8(f)}  // more rows are slower: all their sums end with a group
+constexpr int32_t kMaxBlockRows = 12, kMaxGrouped4Rows = 6, kMaxGrouped8Rows = 8;
 #else
 #define PM_ROW_BLOCKS(f) {f<1>, f<2>, f<3>}
 #define PM_GROUPED_BLOCKS PM_ROW_BLOCKS
-constexpr int32_t kMaxBlockRows = 3, kMaxGroupedRows = 3;
+constexpr int32_t kMaxBlockRows = 3, kMaxGrouped4Rows = 3, kMaxGrouped8Rows = 3;
 #endif
 
 constexpr SumsOfRows kBf16Sums[] = PM_ROW_BLOCKS(bf16_sums);
@@ -37,8 +37,8 @@ constexpr SumsOfRows kGrouped8HalvesSums[] = PM_GROUPED_BLOCKS(grouped_8_halves)
 PM_INLINE RowBlocks row_blocks(const PackedWeight& weight) {
   if (weight.kind == WeightKind::bf16) return {kBf16Sums, kMaxBlockRows};
   if (weight.kind == WeightKind::int8) return {kInt8Sums, kMaxBlockRows};
-  if (weight.bits == 4) return {kGrouped4Sums, kMaxGroupedRows};
-  return {weight.scales_per_group == 2 ? kGrouped8HalvesSums : kGrouped8Sums, kMaxGroupedRows};
+  if (weight.bits == 4) return {kGrouped4Sums, kMaxGrouped4Rows};
+  return {weight.scales_per_group == 2 ? kGrouped8HalvesSums : kGrouped8Sums, kMaxGrouped8Rows};
 }
 
 // Blocks of nearly equal size: 13 rows are 7 and 6, because a lone row costs as much weight traffic as twelve.

@@ -45,49 +45,75 @@ struct GroupTotals {
   int64_t stride;
   int half;
 
+  GroupTotals(const LinearCall& call, int32_t first_row, int32_t index, int half)
+      : stride(call.in.stride / (kGroup / 2)), half(half) {
+    of_halves = call.in.sums + first_row * stride + index * 2;
+  }
+
   template <int kHalves>
-  inline __attribute__((always_inline)) Floats of_row(int row) const {
+  PM_MEMBER Floats of_row(int row) const {
     const float* at = of_halves + row * stride;
     return broadcast_float(kHalves == 2 ? at[half] : at[0] + at[1]);
   }
 };
 
-// sums += scale * dots, and min * total: [kRows][kPair], the pass's columns of them.
-template <int kRows, int kHalves, bool kHasMin>
-PM_INLINE void fold_dots(const PackedWeight& weight, const PackedGroup& group, const GroupTotals& totals,
-                         const Floats (&dots)[kRows][kPassVectors], float* sums) {
-  const int scale_bytes = (weight.has_f32_scales ? 4 : 2) * kPanel;
+// Of a group or the half of one: of a pass's columns.
+struct GroupScales {
   Floats scale[kPassVectors], min[kPassVectors];
-  for (int v = 0; v < kPassVectors; v++) {
-    const uint8_t* scales = group.of_vector[v] + kGroup * kPanel * weight.bits / 8 + totals.half * scale_bytes;
-    scale[v] = load_scales(scales, group.column[v], weight.has_f32_scales);
-    if (kHasMin) min[v] = load_scales(scales + kHalves * scale_bytes, group.column[v], weight.has_f32_scales);
-  }
-  for (int row = 0; row < kRows; row++) {
-    Floats total;
-    if (kHasMin) total = totals.of_row<kHalves>(row);
+
+  GroupScales(const PackedWeight& weight, const PackedGroup& group, int half) {
+    const int bytes = (weight.has_f32_scales ? 4 : 2) * kPanel;
     for (int v = 0; v < kPassVectors; v++) {
-      float* at = sums + row * kPair + v * kLanes;
-      Floats sum = multiply_add(scale[v], dots[row][v], load_floats(at));
-      store_floats(at, kHasMin ? multiply_add(min[v], total, sum) : sum);
+      const uint8_t* scales = group.of_vector[v] + kGroup * kPanel * weight.bits / 8 + half * bytes;
+      const uint8_t* minima = scales + weight.scales_per_group * bytes;
+      scale[v] = load_scales(scales, group.column[v], weight.has_f32_scales);
+      min[v] = weight.has_min ? load_scales(minima, group.column[v], weight.has_f32_scales) : zero_floats();
     }
+  }
+};
+
+// sums += scale * dots, and min * total: of one row.
+template <bool kHasMin>
+PM_INLINE void fold_row(const GroupScales& scales, const Floats (&dots)[kPassVectors], Floats total, float* sums) {
+  for (int v = 0; v < kPassVectors; v++) {
+    float* at = sums + v * kLanes;
+    Floats sum = multiply_add(scales.scale[v], dots[v], load_floats(at));
+    store_floats(at, kHasMin ? multiply_add(scales.min[v], total, sum) : sum);
   }
 }
 
-// sums: [kRows][kPair], the pass's columns of them.
-template <int kBits, int kHalves, int kRows>
-PM_INLINE void add_group(const LinearCall& call, const Opener<kBits>& opener, const PackedGroup& group, int start,
+// sums: [kRows][kPair].
+template <int kRows, int kHalves>
+PM_INLINE void fold_rows(bool has_min, const GroupScales& scales, const GroupTotals& totals,
+                         const Floats (&dots)[kRows][kPassVectors], float* sums) {
+  if (!has_min) {
+    for (int row = 0; row < kRows; row++) fold_row<false>(scales, dots[row], zero_floats(), sums + row * kPair);
+    return;
+  }
+  for (int row = 0; row < kRows; row++)
+    fold_row<true>(scales, dots[row], totals.of_row<kHalves>(row), sums + row * kPair);
+}
+
+// A dot product as one chain along k.
+struct Chain {
+  typedef Bf16Pairs Input;
+  Floats sum = zero_floats();
+
+  static PM_MEMBER Input input(Ints pair) { return split_pairs(pair); }
+  PM_MEMBER void add(const Bf16Pairs& weights, const Input& input) { sum = dot_pairs(sum, weights, input); }
+  PM_MEMBER Floats total() const { return sum; }
+};
+
+// sums: [kRows][kPair], the pass's columns of them. Dot: how products are summed, as Chain.
+template <class Dot, int kBits, int kHalves, int kRows>
+PM_INLINE void add_group(const LinearCall& call, const Opener<kBits>& opener, const PackedGroup& group,
                          int32_t first_row, int32_t index, float* sums) {
   const PackedWeight& weight = *call.weight;
   const int64_t stride = call.in.stride;
-  const int32_t halves_in_row = call.in.stride / (kGroup / 2);
   const bf16* inputs = call.in.values + first_row * stride + (int64_t)index * kGroup;
   const int rows_of_half = kGroupPairs / kPairsInRow<kBits> / kHalves;
   for (int half = 0; half < kHalves; half++) {
-    Floats dots[kRows][kPassVectors];
-    for (int row = 0; row < kRows; row++)
-      for (int v = 0; v < kPassVectors; v++) dots[row][v] = zero_floats();
-
+    Dot dots[kRows][kPassVectors];
     for (int j = half * rows_of_half; j < (half + 1) * rows_of_half; j++) {
       Ints packed[kPassVectors];
       for (int v = 0; v < kPassVectors; v++) packed[v] = load_ints(group.of_vector[v] + j * 64 + group.column[v] * 4);
@@ -97,16 +123,17 @@ PM_INLINE void add_group(const LinearCall& call, const Opener<kBits>& opener, co
         for (int v = 0; v < kPassVectors; v++) weights[v] = opener.pair(packed[v], r);
         for (int row = 0; row < kRows; row++) {
           const bf16* at = inputs + row * stride + 2 * (j * kPairsInRow<kBits> + r);
-          Bf16Pairs input = split_pairs(broadcast_32_bits(at));
-          for (int v = 0; v < kPassVectors; v++) dots[row][v] = dot_pairs(dots[row][v], weights[v], input);
+          const typename Dot::Input input = Dot::input(broadcast_32_bits(at));
+          for (int v = 0; v < kPassVectors; v++) dots[row][v].add(weights[v], input);
         }
       }
     }
 
-    const GroupTotals totals = {call.in.sums + (int64_t)first_row * halves_in_row + index * 2, halves_in_row, half};
-    float* to = sums + start;
-    if (weight.has_min) fold_dots<kRows, kHalves, true>(weight, group, totals, dots, to);
-    else fold_dots<kRows, kHalves, false>(weight, group, totals, dots, to);
+    Floats totals[kRows][kPassVectors];
+    for (int row = 0; row < kRows; row++)
+      for (int v = 0; v < kPassVectors; v++) totals[row][v] = dots[row][v].total();
+    fold_rows<kRows, kHalves>(weight.has_min, GroupScales(weight, group, half), {call, first_row, index, half}, totals,
+                              sums);
   }
 }
 
@@ -117,7 +144,7 @@ PM_INLINE void prefetch_group(const PackedWeight& weight, int32_t pair, int32_t 
       prefetch_ahead(weight, weight.data + (pair * 2 + panel) * weight.panel_bytes, (int64_t)index * bytes + i);
 }
 
-template <int kBits, int kHalves, int kRows>
+template <class Dot, int kBits, int kHalves, int kRows>
 PM_INLINE void sums_of_groups(const LinearCall& call, int32_t pair, int32_t first_row, float* block) {
   const PackedWeight& weight = *call.weight;
   const Opener<kBits> opener(weight.zero);
@@ -126,22 +153,22 @@ PM_INLINE void sums_of_groups(const LinearCall& call, int32_t pair, int32_t firs
     prefetch_group(weight, pair, index);
     for (int start = 0; start < kPair; start += kPassColumns) {
       const PackedGroup group(weight, pair, start, index);
-      add_group<kBits, kHalves, kRows>(call, opener, group, start, first_row, index, block);
+      add_group<Dot, kBits, kHalves, kRows>(call, opener, group, first_row, index, block + start);
     }
   }
 }
 
 template <int kRows>
 static void grouped_4(const LinearCall& call, int32_t pair, int32_t first_row, float* block) {
-  sums_of_groups<4, 1, kRows>(call, pair, first_row, block);
+  sums_of_groups<Chain, 4, 1, kRows>(call, pair, first_row, block);
 }
 template <int kRows>
 static void grouped_8(const LinearCall& call, int32_t pair, int32_t first_row, float* block) {
-  sums_of_groups<8, 1, kRows>(call, pair, first_row, block);
+  sums_of_groups<Chain, 8, 1, kRows>(call, pair, first_row, block);
 }
 template <int kRows>
 static void grouped_8_halves(const LinearCall& call, int32_t pair, int32_t first_row, float* block) {
-  sums_of_groups<8, 2, kRows>(call, pair, first_row, block);
+  sums_of_groups<Chain, 8, 2, kRows>(call, pair, first_row, block);
 }
 
 }  // namespace

@@ -8,6 +8,9 @@
 namespace pointsman {
 namespace {
 
+// Of members, which PM_INLINE's static does not suit.
+#define PM_MEMBER inline __attribute__((always_inline))
+
 constexpr int kGroupPairs = kGroup / 2;
 
 // 32 bits of a column hold 16 / kBits pairs: pair r's first number at bit kBits * r, its second 16 bits above.
@@ -21,12 +24,12 @@ struct Opener {
 
   explicit Opener(int32_t zero) : shift(broadcast_float(8388608.0f + (float)zero)) {}
 
-  inline __attribute__((always_inline)) Floats number(Ints dwords, int bit) const {
+  PM_MEMBER Floats number(Ints dwords, int bit) const {
     Ints q = and_or(shift_right_32(dwords, bit), broadcast_int((1 << kBits) - 1), broadcast_int(0x4b000000));
     return subtract(as_floats(q), shift);
   }
 
-  inline __attribute__((always_inline)) Bf16Pairs pair(Ints dwords, int r) const {
+  PM_MEMBER Bf16Pairs pair(Ints dwords, int r) const {
     Floats even = number(dwords, kBits * r), odd = number(dwords, 16 + kBits * r);
 #if defined(__AVX512BF16__)
     return bit_or(shift_right_32(as_ints(even), 16), as_ints(odd));  // the lower halves are zero
@@ -49,7 +52,7 @@ struct Opener<4> {
     for (int i = 0; i < 32; i++) numbers[i] = f32_to_bf16((float)(i % 16 - zero));
     table = load_ints(numbers);
   }
-  inline __attribute__((always_inline)) Bf16Pairs pair(Ints dwords, int r) const {
+  PM_MEMBER Bf16Pairs pair(Ints dwords, int r) const {
     return _mm512_permutexvar_epi16(shift_right_16(dwords, 4 * r), table);
   }
 #else
@@ -60,7 +63,7 @@ struct Opener<4> {
     for (int i = 0; i < 16; i++) numbers[i] = (float)(i - zero);
     table = load_floats(numbers);
   }
-  inline __attribute__((always_inline)) Bf16Pairs pair(Ints dwords, int r) const {
+  PM_MEMBER Bf16Pairs pair(Ints dwords, int r) const {
     return {_mm512_permutexvar_ps(shift_right_32(dwords, 4 * r), table),
             _mm512_permutexvar_ps(shift_right_32(dwords, 16 + 4 * r), table)};
   }
