@@ -1,6 +1,7 @@
-// Linears on AMX's tiles: bf16 and int8 weights, whose panels are tiles as they lie. The amx table's linear().
+// Linears on AMX's tiles: bf16 and int8 weights, whose panels are tiles as they lie; grouped ones are amx_grouped.h's.
+// The amx table's linear().
 //
-// Whole numbers are exact in any order, so few int8 rows, and weights in groups, take the vectors of linear.h.
+// Whole numbers are exact in any order, so few int8 rows take the vectors of linear.h.
 //
 // One bf16 row takes vectors too, and must get the bits that tiles give it. TDPBF16PS sums the even and the odd k of a
 // tile apart, adds the two, and adds that to the output. VDPBF16PS adds odd and even products to one sum; with the
@@ -13,6 +14,7 @@
 // vectors where tiles may give an infinity: both say that the model is broken.)
 #pragma once
 
+#include "amx_grouped.h"
 #include "amx_tiles.h"
 #include "linear.h"
 
@@ -306,7 +308,8 @@ static void amx_linear(const LinearCall& call, int32_t first_pair, int32_t last_
                        int32_t last_row) {
   const WeightKind kind = call.weight->kind;
   const int32_t num_rows = last_row - first_row;
-  if (kind == WeightKind::grouped || (kind == WeightKind::int8 && num_rows <= kMaxVectorRows))
+  if (kind == WeightKind::grouped) return amx_linear_grouped(call, first_pair, last_pair, first_row, last_row);
+  if (kind == WeightKind::int8 && num_rows <= kMaxVectorRows)
     return linear(call, first_pair, last_pair, first_row, last_row);
   if (kind == WeightKind::int8) return linear_in_tiles<Int8Tiles>(call, first_pair, last_pair, first_row, last_row);
   if (num_rows == 1) return linear_of_one_row(call, first_pair, last_pair, first_row);
