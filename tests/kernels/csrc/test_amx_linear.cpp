@@ -23,6 +23,7 @@ struct Case {
   int32_t n, k, k_padded, n_padded;
   std::vector<bf16> plain;       // [n][k]
   std::vector<int8_t> quantised;
+  std::vector<double> exact;     // grouped: [n][k], the weights
   Aligned<uint8_t> data;
   Aligned<float> scales, bias;
   Aligned<int32_t> compensation;
@@ -68,6 +69,30 @@ Case int8_case(int32_t n, int32_t k) {
   return c;
 }
 
+// With scales, and minima, in floats behind each group's numbers.
+Case grouped_case(int32_t n, int32_t k, int32_t bits, int32_t zero, bool has_min) {
+  Case c(n, k);
+  PackedWeight& w = c.weight;
+  w.kind = WeightKind::grouped, w.bits = bits, w.zero = zero, w.has_min = has_min;
+  w.has_f32_scales = 1, w.scales_per_group = 1;
+  w.panel_bytes = (int64_t)c.k_padded / kGroup * group_bytes(w);
+  c.data = Aligned<uint8_t>(c.n_padded / 16 * w.panel_bytes);
+  c.exact.resize((size_t)n * k);
+  const int32_t scales_at = kGroup * kPanel * bits / 8, pairs = 16 / bits;
+  for (int32_t row = 0; row < n; row++)
+    for (int32_t i = 0; i < k; i++) {
+      uint8_t* group = c.data.data() + row / 16 * w.panel_bytes + i / kGroup * group_bytes(w);
+      float* scales = (float*)(group + scales_at) + row % 16;
+      if (i % kGroup == 0) scales[0] = uniform(0.001f, 0.1f);
+      if (i % kGroup == 0 && has_min) scales[16] = uniform(-1, 1);
+      int32_t q = pick(1 << bits), in_group = i % kGroup, bit = in_group % 2 * 16 + in_group / 2 % pairs * bits;
+      group[in_group / 2 / pairs * 64 + row % 16 * 4 + bit / 8] |= (uint8_t)(q << bit % 8);
+      c.exact[(size_t)row * k + i] = (double)scales[0] * (q - zero) + (has_min ? scales[16] : 0);
+    }
+  w.data = c.data.data();
+  return c;
+}
+
 void add_bias(Case& c) {
   c.bias = Aligned<float>(c.n_padded);
   for (int32_t i = 0; i < c.n; i++) c.bias[i] = uniform(-1, 1);
@@ -78,14 +103,16 @@ struct Inputs {
   int32_t rows;
   Aligned<bf16> values;
   Aligned<int8_t> quantised;
-  Aligned<float> scales;
+  Aligned<float> scales, sums;
 };
 
 Inputs inputs_of(const Case& c, int32_t rows, const Values& values) {
   Inputs in = {rows, Aligned<bf16>((size_t)rows * c.k_padded), Aligned<int8_t>((size_t)rows * c.k_padded),
-               Aligned<float>(rows)};
+               Aligned<float>(rows), Aligned<float>((size_t)rows * c.k_padded / 16)};
   for (int32_t row = 0; row < rows; row++) {
     for (int32_t i = 0; i < c.k; i++) in.values[(size_t)row * c.k_padded + i] = values.input();
+    if (c.weight.kind == WeightKind::grouped)
+      sum_groups(&in.values[(size_t)row * c.k_padded], c.k_padded, &in.sums[(size_t)row * c.k_padded / 16]);
     if (c.weight.kind == WeightKind::int8)
       quantise_row(&in.values[(size_t)row * c.k_padded], c.k_padded, &in.quantised[(size_t)row * c.k_padded],
                    &in.scales[row]);
@@ -99,6 +126,7 @@ LinearCall call_of(const Case& c, const Inputs& in, int32_t first_row = 0) {
   call.in.values = in.values.data() + (size_t)first_row * c.k_padded;
   call.in.quantised = in.quantised.data() + (size_t)first_row * c.k_padded;
   call.in.scales = in.scales.data() + first_row;
+  call.in.sums = in.sums.data() + (size_t)first_row * c.k_padded / 16;
   call.in.stride = c.k_padded;
   call.out_stride = c.n_padded;
   return call;
@@ -126,9 +154,12 @@ double exact_sum(const Case& c, const Inputs& in, int32_t row, int32_t n, double
   for (int32_t i = 0; i < c.k; i++) {
     const size_t w = (size_t)n * c.k + i, x = (size_t)row * c.k_padded + i;
     double product;
-    if (c.weight.kind == WeightKind::int8) product = (double)c.quantised[w] * ((uint8_t)in.quantised[x] - 128);
+    if (c.weight.kind == WeightKind::grouped) product = c.exact[w] * bf16_to_f32(in.values[x]);
+    else if (c.weight.kind == WeightKind::int8) product = (double)c.quantised[w] * ((uint8_t)in.quantised[x] - 128);
     else product = (double)bf16_to_f32(c.plain[w]) * bf16_to_f32(in.values[x]);
     sum += product, *magnitude += fabs(product);
+    // Grouped sums take the minimum apart from the rest.
+    if (c.weight.has_min) *magnitude += fabs(bf16_to_f32(in.values[x]));
   }
   if (c.weight.kind != WeightKind::int8) return sum;
   *magnitude = fabs(sum * c.scales[n] * in.scales[row]);
@@ -191,6 +222,13 @@ int main() {
   check_rows_alone_and_together(std::move(with_bias), 35, kValues[0]);
   check_rows_alone_and_together(int8_case(160, 200), 70, kValues[0]);
   check_rows_alone_and_together(int8_case(352, 2700), 70, kValues[0]);
+  for (const Values& values : kValues) {
+    check_rows_alone_and_together(grouped_case(96, 200, 4, 0, true), 70, values);
+    check_rows_alone_and_together(grouped_case(96, 200, 8, 128, false), 70, values);
+  }
+  Case grouped_with_bias = grouped_case(33, 64, 4, 8, false);
+  add_bias(grouped_with_bias);
+  check_rows_alone_and_together(std::move(grouped_with_bias), 35, kValues[0]);
   check_epilogue(Epilogue::add, Activation::silu);
   check_epilogue(Epilogue::gate, Activation::silu);
   check_epilogue(Epilogue::gate, Activation::gelu_tanh);
