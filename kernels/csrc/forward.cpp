@@ -29,20 +29,20 @@ struct InputBuffers {
   float* sums;
 };
 
-// Whether its linears take more of their inputs than the values.
-bool needs_preparation(const PackedWeight& weight) {
-  return weight.kind == WeightKind::int8 || (weight.kind == WeightKind::grouped && weight.has_min);
-}
-
+// Sums even where this weight has no minima: k or v, which may read the same rows, may have some.
 void prepare(const KernelTable& table, const PackedWeight& weight, const InputBuffers& in, int32_t row) {
-  if (!needs_preparation(weight)) return;
   int32_t width = weight.k_padded;
   const bf16* x = in.values + (int64_t)row * width;
   if (weight.kind == WeightKind::int8) {
     table.quantise_row(x, width, in.quantised + (int64_t)row * width, in.scales + row);
-  } else {
+  } else if (weight.kind == WeightKind::grouped) {
     table.sum_groups(x, width, in.sums + (int64_t)row * width / kGroup * 2);
   }
+}
+
+// Whether it reads no more of its input than the values.
+bool reads_values_alone(const PackedWeight& weight) {
+  return weight.kind == WeightKind::bf16 || (weight.kind == WeightKind::grouped && !weight.has_min);
 }
 
 Rows rows_of(const PackedWeight& weight, const InputBuffers& in) {
@@ -148,7 +148,7 @@ class Walk {
 
   // `values` is complete; what a linear takes beside them is made of whole rows.
   void prepare_shared(const PackedWeight& weight, bf16* values) {
-    if (!needs_preparation(weight)) return;
+    if (reads_values_alone(weight)) return;
     InputBuffers in = inputs();
     in.values = values;
     if (has_few_rows_) {
