@@ -1,8 +1,8 @@
-// Linears of grouped weights on AMX's tiles: a group is opened into a tile of bf16 for each panel, and multiplied alone.
+// Linears of grouped weights on AMX's tiles: a group is opened into a bf16 tile for each panel, and multiplied alone.
 //
 // TDPBF16PS sums the even and the odd k of a group apart and adds the two. A few rows take vectors, which do the same;
-// see amx_linear.h. What a group's sums become is linear_grouped.h's. Weights whose half groups have scales of their own
-// stay with linear.h, for any number of rows.
+// see amx_linear.h. What a group's sums become is linear_grouped.h's. Weights whose half groups have scales of their
+// own stay with linear.h, for any number of rows.
 #pragma once
 
 #include "amx_tiles.h"

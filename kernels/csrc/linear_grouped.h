@@ -1,4 +1,4 @@
-// Weights in groups of 32 inputs with scales of their own, and inputs in bf16: sums for a few rows and one pair of panels.
+// Weights in groups of 32 inputs with scales of their own, inputs in bf16: sums for a few rows, one pair of panels.
 //
 // A group adds to its output, in this order:
 //   scale * (the dot product of q - zero and the inputs, one chain along k)   once, or for each half of the group

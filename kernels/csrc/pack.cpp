@@ -148,7 +148,10 @@ struct CentredGroup {
 
   explicit CentredGroup(const float* values) {
     float low = values[0], high = values[0];  // by comparison: fmin() and fmax() are calls, to tell numbers from NaN
-    for (int i = 1; i < kGroup; i++) low = values[i] < low ? values[i] : low, high = values[i] > high ? values[i] : high;
+    for (int i = 1; i < kGroup; i++) {
+      low = values[i] < low ? values[i] : low;
+      high = values[i] > high ? values[i] : high;
+    }
     middle = 0.5f * (low + high);
     range = high - low;
     for (int half = 0; half < 2; half++) x[half] = load_f32(values + half * 16) - middle;
