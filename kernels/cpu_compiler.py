@@ -115,12 +115,9 @@ def find_compiler(host: Host) -> Compiler:
     """Return what $CXX names, or else the first of c++, g++ and clang++ that there is.
 
     Raises:
-        BuildError: There is none, or it does not even say its version.
+        BuildError: There is none, CXX makes no sense, or it does not even say its version.
     """
-    try:
-        named = shlex.split(host.environment.get("CXX", ""))
-    except ValueError as error:
-        raise BuildError(f"CXX is no command ({error}): correct it, or unset it") from error
+    named = _split_cxx(host.environment.get("CXX", ""))
     path = host.environment.get("PATH")
     if named:
         if shutil.which(named[0], path=path) is None:
@@ -132,6 +129,13 @@ def find_compiler(host: Host) -> Compiler:
     raise BuildError("there is no C++ compiler (c++, g++ or clang++): install one, such as Debian's g++")
 
 
+def _split_cxx(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:  # an open quote
+        raise BuildError(f"CXX is {text!r}, which no shell can read ({error}): correct it, or unset it") from error
+
+
 def compile_library(compiler: Compiler, folder: Path) -> Path:
     """Compile all sources, as many at once as there are cores, and link them.
 
@@ -140,7 +144,7 @@ def compile_library(compiler: Compiler, folder: Path) -> Path:
         folder: Gets the object files and the library.
 
     Raises:
-        BuildError: A file does not compile.
+        BuildError: A file does not compile, or nothing comes of it.
     """
     known = [unit for unit in UNITS if (SOURCES / unit.source).exists() and compiler.takes(unit.flags)]
     left_out = tuple(f"-D{unit.macro}" for unit in UNITS if unit not in known)
@@ -160,6 +164,8 @@ def compile_library(compiler: Compiler, folder: Path) -> Path:
         objects = list(pool.map(compile_one, sources))
     library = folder / "library.so"
     _check(compiler, "the library", "-shared", "-pthread", *objects, "-o", str(library))
+    if not library.exists():
+        raise BuildError(f"{shlex.join(compiler.command)} says that it built the library, but there is none")
     return library
 
 
