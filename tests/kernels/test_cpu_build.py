@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -94,7 +95,8 @@ def test_cxx_comes_first_and_may_have_arguments(tools: FakeToolchain) -> None:
     [
         ("cc", "", {}, "there is no C\\+\\+ compiler .*install one"),
         ("c++", "", {"CXX": "nowhere"}, "CXX names nowhere, .*unset it"),
-        ("c++", "", {"CXX": "'g++"}, "CXX is no command .*unset it"),
+        ("c++", "", {"CXX": "c++ '-DX"}, "CXX is .*no shell can read .*unset it"),
+        ("c++", "exit 0", {}, "says that it built the library, but there is none"),
         ("c++", "echo 'a.cpp:1: error: no' >&2; exit 1", {}, "does not build .*: a.cpp:1: error: no"),
         ("c++", "kill $$", {}, "does not build .*: it ended with status -15"),
     ],
@@ -160,6 +162,18 @@ def test_a_broken_entry_is_built_anew(tools: FakeToolchain, break_entry: Callabl
     assert first.path.read_text() == "built\n"
 
 
+def test_what_a_killed_build_left_goes_with_the_next(tools: FakeToolchain) -> None:
+    tools.add("c++")
+    first = tools.find()
+    assert first.path is not None
+    folder = first.path.parent
+    (folder / ".build-killed").mkdir()
+    (folder / ".build-killed" / "api.o").touch()
+    first.path.unlink()
+    assert tools.find() == first
+    assert not list(folder.glob(".build-*"))
+
+
 def test_of_two_who_need_it_one_builds(tools: FakeToolchain) -> None:
     # Linking waits until the other one says that it waits too.
     tools.add("c++", f'case "$*" in *-shared*) while ! [ -e {tools.cache}/go ]; do :; done ;; esac')
@@ -195,7 +209,7 @@ def test_a_cache_that_cannot_be_written_to_is_no_obstacle(tools: FakeToolchain, 
     assert found.path is not None and found.is_temporary, found.reason
     assert found.path.read_text() == "built\n"
     assert any("cannot be written to" in line for line in tools.lines)
-    found.path.unlink()
+    shutil.rmtree(found.path.parent)
 
 
 def test_what_others_could_have_written_is_not_run(tools: FakeToolchain) -> None:
