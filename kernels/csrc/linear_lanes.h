@@ -99,13 +99,15 @@ PM_INLINE Ints and_or(Ints a, Ints b, Ints c) { return _mm_or_si128(_mm_and_si12
 PM_INLINE Ints shift_right_32(Ints v, int by) { return _mm_srli_epi32(v, by); }
 
 // Moves exponent and fraction to a float's place; multiplying by 2^(127 - 15) puts the exponent right, subnormal or
-// not. Infinities and NaN do not come out, and no weight has such a scale.
+// not. What comes out beyond the greatest half was an infinity or a NaN, and gets a float's exponent of one.
 PM_INLINE Floats load_halves(const void* p) {
   Ints half = _mm_unpacklo_epi16(_mm_loadl_epi64((const __m128i*)p), _mm_setzero_si128());
   Ints sign = _mm_slli_epi32(_mm_and_si128(half, _mm_set1_epi32(0x8000)), 16);
   Ints rest = _mm_slli_epi32(_mm_and_si128(half, _mm_set1_epi32(0x7fff)), 13);
   Floats value = _mm_mul_ps(_mm_castsi128_ps(rest), _mm_castsi128_ps(_mm_set1_epi32((127 + 112) << 23)));
-  return _mm_or_ps(value, _mm_castsi128_ps(sign));
+  Floats is_special = _mm_cmpge_ps(value, _mm_set1_ps(65536.0f));
+  Floats special = _mm_and_ps(is_special, _mm_castsi128_ps(_mm_set1_epi32(0x7f800000)));
+  return _mm_or_ps(_mm_or_ps(value, special), _mm_castsi128_ps(sign));
 }
 
 #endif

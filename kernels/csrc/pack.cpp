@@ -105,10 +105,14 @@ void pack_bf16_panel(const PackJob& job, int32_t panel, PackedWeight* weight) {
   }
 }
 
+// NaN where any value is no finite number: fmax would pass over a NaN.
 float greatest_magnitude(const float* values, int32_t n) {
-  float greatest = 0.0f;
-  for (int32_t i = 0; i < n; i++) greatest = std::fmax(greatest, std::fabs(values[i]));
-  return greatest;
+  float greatest = 0.0f, zeros = 0.0f;
+  for (int32_t i = 0; i < n; i++) {
+    greatest = std::fmax(greatest, std::fabs(values[i]));
+    zeros += values[i] * 0.0f;
+  }
+  return greatest + zeros;
 }
 
 // [k / 4][16 n][4]
@@ -119,10 +123,11 @@ void pack_int8_panel(const PackJob& job, int32_t panel, PackedWeight* weight) {
     read_packed_row(job, panel * kPanel + lane, values.data());
     float greatest = greatest_magnitude(values.data(), job.k);
     bool is_zero = greatest < 1e-30f;
-    float factor = is_zero ? 0.0f : 127.0f / greatest;
+    // A row that is not finite has a scale of NaN, so that whoever uses it sees it, and no values.
+    float factor = is_zero || std::isnan(greatest) ? 0.0f : 127.0f / greatest;
     int32_t sum = 0;
     for (int32_t i = 0; i < job.k; i++) {
-      int8_t q = (int8_t)std::nearbyint(values[i] * factor);
+      int8_t q = factor > 0 ? (int8_t)std::nearbyint(values[i] * factor) : 0;
       data[i / 4 * 64 + lane * 4 + i % 4] = q;
       sum += q;
     }
@@ -178,6 +183,7 @@ Line fit_line(const CentredGroup& group, float levels) {
 Line best_line(const float* values) {
   CentredGroup group(values);
   Line best = {0, group.middle, HUGE_VALF};
+  if (!std::isfinite(group.sum)) return {0, NAN, HUGE_VALF};  // min and max pass over a NaN
   if (!(group.range > 0)) return best;
   for (float levels = 14.75f; levels < 18.0f; levels += 0.75f) {
     Line line = fit_line(group, levels);

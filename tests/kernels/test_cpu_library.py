@@ -103,6 +103,29 @@ def test_a_linear_computes_what_torch_does(isa: str, target: Target, n: int, k: 
 
 
 @isas
+@pytest.mark.parametrize("target", [Target.BF16, Target.INT8, Target.INT4])
+@pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])
+def test_a_weight_that_is_no_number_shows_in_its_row_and_only_there(isa: str, target: Target, damage: float) -> None:
+    weight, x = normal(33, 96), normal(3, 96, seed=1)
+    expected = pack(machine(isa), float_rows(weight), target=target).run(x)
+    weight[5, 40] = damage
+    found = pack(machine(isa), float_rows(weight), target=target).run(x)
+    assert not np.isfinite(found[:, 5]).any()
+    assert np.array_equal(np.delete(found, 5, axis=1), np.delete(expected, 5, axis=1))
+
+
+@isas
+@pytest.mark.parametrize("damage", [np.nan, np.inf])
+def test_a_stored_scale_that_is_no_number_shows_in_its_row_and_only_there(isa: str, damage: float) -> None:
+    blocks, x = random_blocks(Storage.Q4_0, 33, 96), normal(3, 96, seed=1)
+    expected = pack(machine(isa), rows_of(blocks, Storage.Q4_0, 96), target=Target.AS_STORED).run(x)
+    blocks[5, :2] = np.array([damage], np.float16).view(np.uint8)
+    found = pack(machine(isa), rows_of(blocks, Storage.Q4_0, 96), target=Target.AS_STORED).run(x)
+    assert not np.isfinite(found[:, 5]).any()
+    assert np.array_equal(np.delete(found, 5, axis=1), np.delete(expected, 5, axis=1))
+
+
+@isas
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_bf16_keeps_what_bf16_can_hold(isa: str, dtype: torch.dtype) -> None:
     weight = torch.from_numpy(normal(40, 96)).to(dtype)
