@@ -238,16 +238,6 @@ def test_another_users_library_is_not_run(tools: FakeToolchain, monkeypatch: pyt
     found.path.unlink()
 
 
-def test_what_a_killed_build_left_goes_with_the_next(tools: FakeToolchain) -> None:
-    tools.add("c++")
-    first = tools.find()
-    assert first.path is not None
-    (first.path.parent / ".build-killed").mkdir()
-    first.path.unlink()
-    assert tools.find() == first
-    assert list(first.path.parent.glob(".build-*")) == []
-
-
 def test_a_user_without_a_home_is_told(tools: FakeToolchain, monkeypatch: pytest.MonkeyPatch) -> None:
     tools.add("c++")
     for name in ("HOME", "XDG_CACHE_HOME", "POINTSMAN_CACHE_DIR"):
