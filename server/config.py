@@ -28,6 +28,7 @@ from engine_core import (
 )
 from engine_core import default_cache_dir as default_cache_dir  # the flag's default, for whoever asks without flags
 from server.flag_values import (
+    as_argparse_type,
     parse_bool,
     parse_bool_or_auto,
     parse_bytes,
@@ -295,7 +296,7 @@ def add_flags(parser: argparse.ArgumentParser, only: Container[str] | None = Non
         else:
             parser.add_argument(
                 _flag_name(field),
-                type=_as_argparse_type(flag.parse),
+                type=as_argparse_type(flag.parse),
                 choices=flag.choices or None,
                 metavar=None if flag.choices else flag.metavar,
                 default=argparse.SUPPRESS,
@@ -371,16 +372,6 @@ def _shown_default(field: dataclasses.Field[Any], flag: _Flag) -> str:
     if isinstance(field.default, bool):
         return "on" if field.default else "off"
     return flag.shown_default or str(field.default)
-
-
-def _as_argparse_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    def convert(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:  # argparse hides a ValueError's own words
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert
 
 
 def _parse_variable(variable: str, text: str, flag: _Flag) -> Any:

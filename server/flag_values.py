@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 _DTYPES = {"auto": "auto", "bf16": "bf16", "bfloat16": "bf16", "fp32": "fp32", "float32": "fp32", "float": "fp32"}
 _BYTE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -106,3 +108,15 @@ def parse_text(text: str) -> str:
     if not text.strip():
         raise ValueError("must not be empty")
     return text
+
+
+def as_argparse_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return the same parser with errors whose words argparse shows."""
+
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:  # argparse hides a ValueError's own words
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert

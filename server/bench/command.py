@@ -16,7 +16,7 @@ from server.bench.report import LoadProgress, describe_load, format_summary
 from server.bench.summary import Slo, Summary, summarize
 from server.bench.target import BenchError, Target, parse_target
 from server.exit_codes import ExitCode
-from server.flag_values import parse_factor, parse_int
+from server.flag_values import as_argparse_type, parse_factor, parse_int
 from server.startup_report import StartupReport
 
 DESCRIPTION = """Put a load on a server of OpenAI's API and tell how it held up. Answers are streamed from
@@ -51,8 +51,8 @@ def add_bench_flags(parser: argparse.ArgumentParser) -> None:
     _add_number(parser, "--warmup", parse_int(0), 1, "Requests before it, which do not count.")
     _add_number(parser, "--seed", parse_int(0), 0, "Of prompts and arrivals.")
     _add_number(parser, "--timeout-s", parse_factor, 600.0, "A request that takes longer has failed; 0 = no limit.")
-    add("--slo-ttft-ms", metavar="MS", type=_typed(parse_factor), help="Goodput: first token within this.")
-    add("--slo-itl-ms", metavar="MS", type=_typed(parse_factor), help="Goodput: mean time per further token.")
+    add("--slo-ttft-ms", metavar="MS", type=as_argparse_type(parse_factor), help="Goodput: first token within this.")
+    add("--slo-itl-ms", metavar="MS", type=as_argparse_type(parse_factor), help="Goodput: mean time per further token.")
     add("--json", metavar="FILE", help="Write the figures as JSON; - = stdout, and nothing else there.")
 
 
@@ -142,14 +142,6 @@ def _write_json(file: str, value: dict[str, Any]) -> None:
 def _add_number(
     parser: argparse._ActionsContainer, name: str, parse: Callable[[str], Any], default: float, help: str
 ) -> None:
-    parser.add_argument(name, metavar="N", type=_typed(parse), default=default, help=f"{help} [default: {default:g}]")
-
-
-def _typed(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    def convert(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:  # argparse hides a ValueError's own words
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert
+    parser.add_argument(
+        name, metavar="N", type=as_argparse_type(parse), default=default, help=f"{help} [default: {default:g}]"
+    )
