@@ -1,7 +1,7 @@
 // Pairs of bf16 and their dot product: all that attention needs of an instruction set beyond vec.h.
 #pragma once
 
-#include "linear_lanes.h"
+#include "lanes.h"
 #include "vec.h"
 
 namespace pointsman {

@@ -1,4 +1,4 @@
-// The widest vectors that an instruction set keeps in registers, and the few operations that linears need.
+// The widest vectors that an instruction set keeps in registers, and the operations that linears and attention need.
 //
 // vec.h's 64-byte vectors live in memory where registers are narrower, which the inner loops cannot afford.
 #pragma once

@@ -1,7 +1,7 @@
 // Sums of bf16 products for a few rows and one pair of panels.
 #pragma once
 
-#include "linear_lanes.h"
+#include "lanes.h"
 
 namespace pointsman {
 namespace {

@@ -8,7 +8,7 @@
 // open in scratch, where few rows would have to wait for stores.
 #pragma once
 
-#include "linear_lanes.h"
+#include "lanes.h"
 #include "open_groups.h"
 
 namespace pointsman {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "epilogue.h"
-#include "linear_lanes.h"
+#include "lanes.h"
 
 namespace pointsman {
 namespace {

@@ -3,7 +3,7 @@
 // q has up to 8 bits and so has q - zero, whose magnitude is at most 255: a bf16 holds it exactly.
 #pragma once
 
-#include "linear_lanes.h"
+#include "lanes.h"
 
 namespace pointsman {
 namespace {
