@@ -19,7 +19,7 @@ from server.field_names import clean_field_name
 from server.metric_row import MetricRow
 from server.metric_series import Counter, Family, Gauge, Histogram, RateWindow
 from server.metrics_table import TABLE
-from server.records import RequestRecord, StepRecord
+from server.records import EngineReading, RequestRecord, StepRecord
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -56,12 +56,20 @@ class ServerMetrics:
         model_name: The ``model_name`` label: the name under which the model is served.
         max_model_len: The context in tokens: so far go the buckets of token counts.
         clock: Seconds, monotonic.
+        unix_time: Seconds since 1970, for the one gauge that is a time.
     """
 
     def __init__(
-        self, model_name: str, *, max_model_len: int = 8192, clock: Callable[[], float] = time.monotonic
+        self,
+        model_name: str,
+        *,
+        max_model_len: int = 8192,
+        clock: Callable[[], float] = time.monotonic,
+        unix_time: Callable[[], float] = time.time,
     ) -> None:
         self._has_failed = False
+        self._unix_time = unix_time
+        self._read_engine: Callable[[], EngineReading] = EngineReading
         self._field_names: set[str] = set()
         self._num_ended_by_n: dict[int, int] = {}
         self._prompt_rate, self._generation_rate = RateWindow(clock), RateWindow(clock)
@@ -125,6 +133,28 @@ class ServerMetrics:
         self._gauge("vllm:cache_config_info", *map(str, labels)).set(1)
 
     @_never_raises
+    def count_rejection(self, reason: str) -> None:
+        """Count a request that was turned away though nothing is wrong with it.
+
+        Args:
+            reason: Why; one of the table's, never a client's word.
+        """
+        self._counter("vllm:admission_rejections_total", reason).inc()
+
+    @_never_raises
+    def set_max_num_seqs(self, max_num_seqs: int) -> None:
+        """Show how many requests may run at once; again whenever that changes."""
+        self._gauge("pointsman:max_num_seqs").set(max_num_seqs)
+
+    def follow(self, read_engine: Callable[[], EngineReading]) -> None:
+        """Ask for the engine's state whenever the page is asked for: a stuck engine tells nothing by itself.
+
+        Args:
+            read_engine: Called on the thread that renders; must not wait.
+        """
+        self._read_engine = read_engine
+
+    @_never_raises
     def count_unknown_field(self, name: str) -> None:
         """Count a request field that was ignored. Clients choose the names, so only the first few get a series."""
         name = clean_field_name(name)
@@ -142,6 +172,7 @@ class ServerMetrics:
         queries = self._counter("vllm:prefix_cache_queries_total").value
         hits = self._counter("vllm:prefix_cache_hits_total").value
         self._gauge("vllm_prefix_cache_hit_ratio").set(hits / queries if queries else 0.0)
+        self._record_reading()
         families: dict[str, Family[Gauge] | Family[Counter] | Family[Histogram]]
         families = {**self._gauges, **self._counters, **self._histograms}
         text = "".join(line for row in TABLE for line in families[row.alias_of or row.name].write(row))
@@ -200,7 +231,14 @@ class ServerMetrics:
             self._histogram("vllm:request_prefill_time_seconds").observe(first - scheduled)
             self._histogram("vllm:request_inference_time_seconds").observe(last - scheduled)
 
-    # ------------------------------------------------------------------ the scheduler
+    # ------------------------------------------------------------------ the engine
+    @_never_raises
+    def _record_reading(self) -> None:
+        reading = self._read_engine()
+        self._gauge("pointsman:ready").set(reading.is_ready)
+        self._gauge("pointsman:seconds_since_progress").set(reading.seconds_since_progress)
+        self._gauge("pointsman:num_live_requests").set(reading.num_live)
+
     @_never_raises
     def _record_scheduler(self, stats: SchedulerStats) -> None:
         num_deferred = stats.num_parked + stats.num_held_back
@@ -226,6 +264,7 @@ class ServerMetrics:
     def _record_iteration(self, stats: SchedulerStats) -> None:
         num_prompt, num_generated = stats.num_step_prompt_tokens, stats.num_step_generation_tokens
         if stats.num_steps:
+            self._gauge("pointsman:last_step_timestamp_seconds").set(self._unix_time())
             # As in vLLM, the token that a prompt's end samples counts, a rejected draft does not.
             self._histogram("vllm:iteration_tokens_total").observe(num_prompt + num_generated)
         elif stats.num_running:
