@@ -270,7 +270,7 @@ _CHAPTER = (
         "0..1",
         "Prefix cache hits by queries, since the start; 0 before the first.",
         "Above 0.6 where prompts share beginnings.",
-        healthy=Healthy(low=0.6, high=1, is_low_bad=True),
+        healthy=Healthy(low=0.6, is_low_bad=True),
     ),
 )
 

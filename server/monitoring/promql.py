@@ -23,7 +23,7 @@ _AGGREGATIONS = frozenset({"sum", "avg", "min", "max", "count"})
 _KEYWORDS = frozenset({"and", "or", "unless", "offset", "bool", "group_left", "group_right"})
 _OF_COUNTERS = frozenset({"rate", "increase"})
 _OF_GAUGES = frozenset({"avg_over_time", "min_over_time", "max_over_time", "deriv", "changes"})
-_OTHERS = frozenset({"histogram_quantile", "time", "vector", "clamp_min"})
+_OTHERS = frozenset({"histogram_quantile", "vector"})
 _WORDS = _AGGREGATIONS | _KEYWORDS | _OF_COUNTERS | _OF_GAUGES | _OTHERS
 
 

@@ -19,9 +19,10 @@ SCHEDULER_ALERTS = (
         expr=f"{_KV_FULL} and rate(vllm:num_preemptions_total[5m]) > 0",
         hold="5m",
         severity="critical",
-        summary="{{ $labels.instance }} starves for KV blocks: {{ $value | humanizePercentage }} in use, and it preempts.",
-        description="The KV cache is full and running requests keep losing their blocks, so that work is computed again "
-        "instead of finished. Look at KV cache usage, Preemptions and Requests running, side by side.",
+        summary="{{ $labels.instance }} starves for KV blocks: {{ $value | humanizePercentage }} in use, and it "
+        "preempts.",
+        description="The KV cache is full and running requests keep losing their blocks, so that work is computed "
+        "again instead of finished. Look at KV cache usage, Preemptions and Requests running, side by side.",
         runbook=(
             "Lower --max-num-seqs, so that fewer requests share the pool: to about the number that runs while "
             "preemptions are flat. Throughput rises, since nothing is computed twice.",
@@ -37,8 +38,8 @@ SCHEDULER_ALERTS = (
         hold="10m",
         severity="warning",
         summary="{{ $labels.instance }} has {{ $value | humanizePercentage }} of its KV blocks in use.",
-        description="There is no room for another request until one ends; the next burst will preempt. Look at KV cache "
-        "usage and at Requests waiting by reason: capacity means this.",
+        description="There is no room for another request until one ends; the next burst will preempt. Look at KV "
+        "cache usage and at Requests waiting by reason: capacity means this.",
         runbook=(
             "See whether preemptions rise, too; if so, follow PointsmanKVStarvation.",
             "Give the pool more memory with --kv-cache-bytes, or lower --max-num-seqs.",
@@ -82,14 +83,14 @@ SCHEDULER_ALERTS = (
         expr=f"{_WAITING} and max_over_time(vllm:kv_cache_usage_perc[5m]) < {KV_FREE} unless {_CAPPED}",
         hold="10m",
         severity="warning",
-        summary="{{ $value | humanize }} or more requests wait on {{ $labels.instance }}, which has places and KV blocks "
-        "free.",
+        summary="{{ $value | humanize }} or more requests wait on {{ $labels.instance }}, which has places and KV "
+        "blocks free.",
         description="Nothing that is counted explains the waiting: requests have leaked, or something holds them back. "
         "Look at Requests waiting by reason, at Live requests and at how many requests end by abort.",
         runbook=(
             "If more requests run and wait than are live, they have leaked: follow PointsmanLeakedRequests.",
-            "If the reason is deferred, a rule holds them back: --delay-factor, or an adapter that others occupy. "
-            "Set --delay-factor 0.",
+            "If the reason is deferred, a rule holds them back: --delay-factor, or an adapter that others occupy. Set "
+            "--delay-factor 0.",
             "If prompts are long, steps are full: Tokens a step stands at --max-num-batched-tokens. Raise that.",
             "If one long request waits at the head, the policy lets nobody past it: it needs most of the pool.",
         ),
@@ -99,14 +100,14 @@ SCHEDULER_ALERTS = (
         expr=f"{_WAITING} and rate(pointsman:prompt_tokens_scheduled_total[5m]) == 0 unless ({_CAPPED} or {_KV_FULL})",
         hold="5m",
         severity="critical",
-        summary="No prompt has been computed on {{ $labels.instance }} for minutes, while {{ $value | humanize }} or more "
-        "requests wait.",
-        description="There is room, yet nobody is admitted: waiting requests starve. Look at Tokens a step (prompt tokens "
-        "stand at 0) and at Requests waiting by reason.",
+        summary="No prompt has been computed on {{ $labels.instance }} for minutes, while {{ $value | humanize }} or "
+        "more requests wait.",
+        description="There is room, yet nobody is admitted: waiting requests starve. Look at Tokens a step (prompt "
+        "tokens stand at 0) and at Requests waiting by reason.",
         runbook=(
             "If the reason is deferred, a rule sets everybody aside: --delay-factor, or adapters in conflict.",
-            "Under --scheduling-policy priority, more urgent requests may take every place: raise the priority of those "
-            "that wait, or set --scheduling-policy fcfs.",
+            "Under --scheduling-policy priority, more urgent requests may take every place: raise the priority of "
+            "those that wait, or set --scheduling-policy fcfs.",
             "See in the log whether a request of an earlier minute never ended.",
             "Keep the metrics page and the log, then restart the server: clients get an error and may try again.",
         ),
@@ -117,8 +118,8 @@ SCHEDULER_ALERTS = (
         hold="5m",
         severity="warning",
         summary="{{ $labels.instance }} works on {{ $value | humanize }} requests, more than anybody waits for.",
-        description="Requests go on in the engine although their clients have their answer or have left. They take places "
-        "and KV blocks from others. Look at Live requests beside running and waiting.",
+        description="Requests go on in the engine although their clients have their answer or have left. They take "
+        "places and KV blocks from others. Look at Live requests beside running and waiting.",
         runbook=(
             "Keep the metrics page and the log; this is a fault of the server, please report it.",
             "Restart the server when its load allows: only that gives the places back.",
@@ -130,8 +131,8 @@ SCHEDULER_ALERTS = (
         hold="5m",
         severity="warning",
         summary="{{ $labels.instance }} holds {{ $value | humanizePercentage }} of its KV blocks for nobody.",
-        description="Nothing runs, yet blocks have an owner: the pool has become smaller. Look at KV cache usage while the "
-        "server is idle.",
+        description="Nothing runs, yet blocks have an owner: the pool has become smaller. Look at KV cache usage while "
+        "the server is idle.",
         runbook=(
             "Keep the metrics page and the log; this is a fault of the server, please report it.",
             "Restart the server when its load allows: only that gives the blocks back.",

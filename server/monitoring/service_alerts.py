@@ -38,10 +38,10 @@ AVAILABILITY_ALERTS = (
         description="Prometheus cannot fetch /metrics: the process is gone, hangs, or refuses the key. Look at the "
         "process, its exit code and its last log lines.",
         runbook=(
-            "See how the process ended: `systemctl status pointsman`, `docker ps -a` or `kubectl describe pod`. The README "
-            "lists the exit codes; 70 is a dead engine, 71 a stuck one, 137 a process killed for its memory.",
-            "If it runs, ask it yourself: curl /health, then /metrics. A 401 means that Prometheus has no key, or an old "
-            "one.",
+            "See how the process ended: `systemctl status pointsman`, `docker ps -a` or `kubectl describe pod`. The "
+            "README lists the exit codes; 70 is a dead engine, 71 a stuck one, 137 a process killed for its memory.",
+            "If it runs, ask it yourself: curl /health, then /metrics. A 401 means that Prometheus has no key, or an "
+            "old one.",
             "Restart it. If it dies again, follow PointsmanRestartLoop.",
         ),
     ),
@@ -51,8 +51,8 @@ AVAILABILITY_ALERTS = (
         hold="10m",
         severity="critical",
         summary="{{ $labels.instance }} has not been ready for ten minutes.",
-        description="It answers, but takes no requests: it loads, drains, or its engine makes no progress. Look at /ready: "
-        "its body names the phase and how far it has come.",
+        description="It answers, but takes no requests: it loads, drains, or its engine makes no progress. Look at "
+        "/ready: its body names the phase and how far it has come.",
         runbook=(
             "curl /ready. While loading, progress should rise: a large model from a slow disk takes its time.",
             "If it drains, it was told to stop: see why it has not ended; a second SIGTERM ends it at once.",
@@ -64,10 +64,10 @@ AVAILABILITY_ALERTS = (
         expr=f"pointsman:seconds_since_progress > {STUCK_S:g}",
         hold="0m",
         severity="critical",
-        summary="The engine of {{ $labels.instance }} has made no progress for {{ $value | humanizeDuration }}, with work "
-        "in hand.",
-        description="One step does not end. /ready says 503, so balancers send nothing new; streams stand still. Look at "
-        "the machine: swap, stopped processes, a throttled container.",
+        summary="The engine of {{ $labels.instance }} has made no progress for {{ $value | humanizeDuration }}, with "
+        "work in hand.",
+        description="One step does not end. /ready says 503, so balancers send nothing new; streams stand still. Look "
+        "at the machine: swap, stopped processes, a throttled container.",
         runbook=(
             "See whether the machine is at fault: memory in swap, CPU quota used up, the process stopped (state T).",
             "If it is not, keep the stacks: `py-spy dump --pid PID`, or the log, where the watchdog writes them.",
@@ -111,10 +111,10 @@ TRAFFIC_ALERTS = (
         expr=f"{_p95('vllm:time_to_first_token_seconds')} > {FIRST_TOKEN.alarm:g}",
         hold="10m",
         severity="warning",
-        summary="One request in twenty on {{ $labels.instance }} waits {{ $value | humanizeDuration }} or longer for its "
-        "first token.",
-        description="The wait is the queue's or the prompt's. Look at Queue time beside Prefill time: the greater one is "
-        "to blame.",
+        summary="One request in twenty on {{ $labels.instance }} waits {{ $value | humanizeDuration }} or longer for "
+        "its first token.",
+        description="The wait is the queue's or the prompt's. Look at Queue time beside Prefill time: the greater one "
+        "is to blame.",
         runbook=(
             "Queue time: follow PointsmanQueueBacklog.",
             "Prefill time: prompts are long or not found in the cache. See Prefix cache hits, and raise "
@@ -126,7 +126,8 @@ TRAFFIC_ALERTS = (
         expr=f"{_p95('vllm:inter_token_latency_seconds')} > {TOKEN_GAP.alarm:g}",
         hold="10m",
         severity="warning",
-        summary="One gap between tokens in twenty on {{ $labels.instance }} is {{ $value | humanizeDuration }} or longer.",
+        summary="One gap between tokens in twenty on {{ $labels.instance }} is {{ $value | humanizeDuration }} or "
+        "longer.",
         description="Text comes more slowly than people read. Steps are too large, or the machine is too slow for the "
         "batch. Look at Tokens a step and at Requests running.",
         runbook=(
@@ -156,7 +157,7 @@ TRAFFIC_ALERTS = (
         expr='increase(vllm:request_success_total{finished_reason="error"}[10m]) > 0',
         hold="0m",
         severity="warning",
-        summary="{{ $value | humanize }} requests on {{ $labels.instance }} ended by an error of the engine within ten "
+        summary="On {{ $labels.instance }} requests end by an error of the engine: {{ $value | humanize }} within ten "
         "minutes.",
         description="They were admitted, and failed later; healthy is none at all. Look in the log for `ended with an "
         "error`.",
@@ -171,7 +172,8 @@ TRAFFIC_ALERTS = (
         hold="5m",
         severity="warning",
         summary="{{ $labels.instance }} turns away {{ $value | humanize }} requests a second.",
-        description="Clients get 429 or 503 with Retry-After. Look at Rejections by reason: it tells whose limit it is.",
+        description="Clients get 429 or 503 with Retry-After. Look at Rejections by reason: it tells whose limit it "
+        "is.",
         runbook=(
             "A limit of the queue: the server is full for longer than a burst. Add a server, or raise "
             "--max-queued-requests and --max-queued-tokens if clients would rather wait.",
@@ -184,9 +186,10 @@ TRAFFIC_ALERTS = (
         expr=f"{_ABORTED} / {_ENDED} > {ABORT_SHARE} and {_ENDED} > {MIN_ENDED}",
         hold="15m",
         severity="warning",
-        summary="{{ $value | humanizePercentage }} of the requests on {{ $labels.instance }} are given up by their clients.",
-        description="Clients leave before they have their answer: mostly a timeout somewhere on the way. Look at TTFT and "
-        "E2E latency: a peak of aborts at one duration is a timeout.",
+        summary="{{ $value | humanizePercentage }} of the requests on {{ $labels.instance }} are given up by their "
+        "clients.",
+        description="Clients leave before they have their answer: mostly a timeout somewhere on the way. Look at TTFT "
+        "and E2E latency: a peak of aborts at one duration is a timeout.",
         runbook=(
             "Compare how long they waited (the log's line of each request) with the timeouts of clients and proxies.",
             "If they wait in the queue, follow PointsmanQueueBacklog; if answers are long, have clients stream.",
@@ -195,12 +198,11 @@ TRAFFIC_ALERTS = (
     ),
     Alert(
         name="PrefixHitDrop",
-        expr=f"{_hit_ratio('[30m]')} < {POOR_HIT_RATIO:g} and "
-        f"{_hit_ratio('[6h] offset 30m')} > {HEALTHY_HIT_RATIO:g}",
+        expr=f"{_hit_ratio('[30m]')} < {POOR_HIT_RATIO:g} and {_hit_ratio('[6h] offset 30m')} > {HEALTHY_HIT_RATIO:g}",
         hold="15m",
         severity="warning",
-        summary="Only {{ $value | humanizePercentage }} of the prompt tokens on {{ $labels.instance }} are found in the "
-        "prefix cache; it was twice as much and more.",
+        summary="Only {{ $value | humanizePercentage }} of the prompt tokens on {{ $labels.instance }} are found in "
+        "the prefix cache; it was twice as much and more.",
         description="Prompts that shared their beginnings do so no longer, or their blocks are evicted. Each miss is "
         "computed. Look at Prefix cache hits beside KV cache usage.",
         runbook=(
@@ -217,9 +219,10 @@ PROCESS_ALERTS = (
         expr=f"process_open_fds / process_max_fds > {FILES_SHARE}",
         hold="5m",
         severity="critical",
-        summary="{{ $labels.instance }} has {{ $value | humanizePercentage }} of the files and sockets open that it may.",
-        description="Beyond the limit no connection can be accepted. Each client's connection is one, idle ones included. "
-        "Look at Open files beside Live requests.",
+        summary="{{ $labels.instance }} has {{ $value | humanizePercentage }} of the files and sockets open that it "
+        "may.",
+        description="Beyond the limit no connection can be accepted. Each client's connection is one, idle ones "
+        "included. Look at Open files beside Live requests.",
         runbook=(
             "If live requests are as many, raise the limit: `LimitNOFILE=` for systemd, `ulimits` for compose.",
             "If they are few, connections stay open: see with `ss -tnp` whose they are.",
@@ -230,12 +233,14 @@ PROCESS_ALERTS = (
         expr=f"deriv(process_resident_memory_bytes[1h]) * 3600 / 1048576 > {MEMORY_MIB_PER_HOUR}",
         hold="2h",
         severity="warning",
-        summary="The memory of {{ $labels.instance }} has been growing by {{ $value | humanize }} MiB an hour for hours.",
+        summary="The memory of {{ $labels.instance }} has been growing by {{ $value | humanize }} MiB an hour for "
+        "hours.",
         description="The KV pool and the weights are taken at the start; what grows later should level off. Look at "
         "Memory over a day.",
         runbook=(
             "See whether it levels off: parts of the KV pool are touched for the first time under the first real load.",
-            "Compare with traffic: memory that grows by the request is a leak; please report it, with the soak's figures.",
+            "Compare with traffic: memory that grows by the request is a leak; please report it, with the soak's "
+            "figures.",
             "Restart the server at a quiet time, before the container's limit does it at a bad one.",
         ),
     ),

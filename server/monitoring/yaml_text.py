@@ -1,4 +1,4 @@
-"""YAML, as much of it as the files here need: every text is quoted, so that none is taken for something else."""
+"""YAML, as much of it as the files here need: texts are quoted or stand in blocks, so that none is taken for a number."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _lines(value: Yaml, indent: str) -> Iterator[str]:
 
 
 def _entry(head: str, value: Yaml, indent: str) -> Iterator[str]:
-    if isinstance(value, str) and "\n" in value:
+    if isinstance(value, str) and ("\n" in value or '"' in value):
         yield f"{head} |-"
         for line in value.split("\n"):
             yield f"{indent}{line}".rstrip()
