@@ -72,7 +72,7 @@ OVERVIEW = Section(
         _stat("Waiting", "sum(vllm:num_requests_waiting)", "short", find_range("vllm:num_requests_waiting")),
         _stat("KV cache", "max(vllm:kv_cache_usage_perc)", "percentunit", find_range("vllm:kv_cache_usage_perc")),
         _stat(
-            "Preemptions",
+            "Preemptions a minute",
             "sum(rate(vllm:num_preemptions_total[R])) * 60",
             "cpm",
             find_range("vllm:num_preemptions_total"),

@@ -1,4 +1,4 @@
-"""YAML, as much of it as the files here need: texts are quoted or stand in blocks, so that none is taken for a number."""
+"""YAML, as much of it as the files here need. Texts are quoted or stand in blocks: none is taken for a number."""
 
 from __future__ import annotations
 

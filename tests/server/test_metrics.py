@@ -9,7 +9,7 @@ import pytest
 from engine_core import EnginePhase, EngineState, FinishReason, SchedulerStats
 from server.http_metrics import OTHER
 from server.metrics import ServerMetrics
-from server.records import StepRecord
+from server.records import EngineReading, StepRecord
 from tests.server.metric_samples import STATS, create_record, read_samples
 
 ABORT = FinishReason.ABORT
@@ -198,6 +198,53 @@ def test_throughput_is_of_the_last_ten_seconds_and_any_number_of_scrapers_see_th
     assert read_samples(metrics)[names[1], ""] == pytest.approx(5 * 60 / 9)
     clock.now += 10
     assert [read_samples(metrics)[name, ""] for name in names] == [0, 0]
+
+
+# ---------------------------------------------------------------------- the engine at the moment of a scrape
+def test_the_engine_is_asked_at_each_scrape() -> None:
+    metrics = ServerMetrics("tiny")
+    names = ("pointsman:ready", "pointsman:seconds_since_progress", "pointsman:num_live_requests")
+    assert [read_samples(metrics)[name, ""] for name in names] == [0, 0, 0]
+    readings = iter([EngineReading(is_ready=True, num_live=3), EngineReading(seconds_since_progress=7.5, num_live=4)])
+    metrics.follow(lambda: next(readings))
+    assert [[found[name, ""] for name in names] for found in (read_samples(metrics), read_samples(metrics))] == [
+        [1, 0, 3],
+        [0, 7.5, 4],
+    ]
+
+
+def test_an_engine_that_cannot_be_asked_costs_no_other_metric() -> None:
+    metrics = ServerMetrics("tiny")
+    metrics.record_step(StepRecord(), STATS)
+    metrics.follow(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    assert read_samples(metrics)["vllm:num_requests_running", ""] == 3
+
+
+def test_the_last_step_has_its_time_and_news_without_a_step_does_not_change_it() -> None:
+    clock = FakeClock(1_700_000_000.5)
+    metrics = ServerMetrics("tiny", unix_time=clock)
+    name = ("pointsman:last_step_timestamp_seconds", "")
+    assert read_samples(metrics)[name] == 0
+    metrics.record_step(StepRecord(), STATS)
+    clock.now += 9
+    metrics.record_step(StepRecord(), SchedulerStats(num_running=1))
+    assert read_samples(metrics)[name] == 1_700_000_000.5
+
+
+def test_the_cap_on_running_requests_is_shown_and_may_change() -> None:
+    metrics = ServerMetrics("tiny")
+    for cap in (64, 16):
+        metrics.set_max_num_seqs(cap)
+        assert read_samples(metrics)["pointsman:max_num_seqs", ""] == cap
+
+
+def test_rejections_are_counted_by_reason() -> None:
+    metrics = ServerMetrics("tiny")
+    fresh = {key: value for key, value in read_samples(metrics).items() if key[0] == "vllm:admission_rejections_total"}
+    assert fresh and set(fresh.values()) == {0}, "rate() misses the first event of a series that was not there before"
+    for _ in range(2):
+        metrics.count_rejection("draining")
+    assert read_samples(metrics)["vllm:admission_rejections_total", "reason=draining"] == 2
 
 
 # ---------------------------------------------------------------------- HTTP, fields, the cache
