@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Concatenate, ParamSpec
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
@@ -19,7 +19,7 @@ from server.field_names import clean_field_name
 from server.metric_row import MetricRow
 from server.metric_series import Counter, Family, Gauge, Histogram, RateWindow
 from server.metrics_table import TABLE
-from server.records import EngineReading, RequestRecord, StepRecord
+from server.records import RequestRecord, StepRecord
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -69,10 +69,10 @@ class ServerMetrics:
     ) -> None:
         self._has_failed = False
         self._unix_time = unix_time
-        self._read_engine: Callable[[], EngineReading] = EngineReading
         self._field_names: set[str] = set()
         self._num_ended_by_n: dict[int, int] = {}
         self._prompt_rate, self._generation_rate = RateWindow(clock), RateWindow(clock)
+        self._watched: list[Callable[[], Mapping[str, float]]] = []
         self._gauges: dict[str, Family[Gauge]] = {}
         self._counters: dict[str, Family[Counter]] = {}
         self._histograms: dict[str, Family[Histogram]] = {}
@@ -134,25 +134,20 @@ class ServerMetrics:
 
     @_never_raises
     def count_rejection(self, reason: str) -> None:
-        """Count a request that was turned away though nothing is wrong with it.
+        """Count a request that was refused or given up for overload.
 
         Args:
-            reason: Why; one of the table's, never a client's word.
+            reason: Why, in a word.
         """
         self._counter("vllm:admission_rejections_total", reason).inc()
 
-    @_never_raises
-    def set_max_num_seqs(self, max_num_seqs: int) -> None:
-        """Show how many requests may run at once; again whenever that changes."""
-        self._gauge("pointsman:max_num_seqs").set(max_num_seqs)
-
-    def follow(self, read_engine: Callable[[], EngineReading]) -> None:
-        """Ask for the engine's state whenever the page is asked for: a stuck engine tells nothing by itself.
+    def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
+        """Read gauges whenever the page is rendered: so they are right, whoever changes what they tell.
 
         Args:
-            read_engine: Called on the thread that renders; must not wait.
+            read: Returns them by name.
         """
-        self._read_engine = read_engine
+        self._watched.append(read)
 
     @_never_raises
     def count_unknown_field(self, name: str) -> None:
@@ -172,11 +167,17 @@ class ServerMetrics:
         queries = self._counter("vllm:prefix_cache_queries_total").value
         hits = self._counter("vllm:prefix_cache_hits_total").value
         self._gauge("vllm_prefix_cache_hit_ratio").set(hits / queries if queries else 0.0)
-        self._record_reading()
+        self._read_watched()
         families: dict[str, Family[Gauge] | Family[Counter] | Family[Histogram]]
         families = {**self._gauges, **self._counters, **self._histograms}
         text = "".join(line for row in TABLE for line in families[row.alias_of or row.name].write(row))
         return text.encode() + generate_latest(self._process), CONTENT_TYPE
+
+    @_never_raises
+    def _read_watched(self) -> None:
+        for read in self._watched:
+            for name, value in read().items():
+                self._gauge(name).set(value)
 
     # ------------------------------------------------------------------ requests
     @_never_raises
@@ -230,14 +231,6 @@ class ServerMetrics:
         if scheduled is not None:
             self._histogram("vllm:request_prefill_time_seconds").observe(first - scheduled)
             self._histogram("vllm:request_inference_time_seconds").observe(last - scheduled)
-
-    # ------------------------------------------------------------------ the engine
-    @_never_raises
-    def _record_reading(self) -> None:
-        reading = self._read_engine()
-        self._gauge("pointsman:ready").set(reading.is_ready)
-        self._gauge("pointsman:seconds_since_progress").set(reading.seconds_since_progress)
-        self._gauge("pointsman:num_live_requests").set(reading.num_live)
 
     @_never_raises
     def _record_scheduler(self, stats: SchedulerStats) -> None:

@@ -118,13 +118,12 @@ _REQUESTS = (
     ),
     by_label(
         "reason",
-        ("max_queued_requests", "max_queued_tokens", "key_limit", "draining"),
+        ("queue_full", "queue_tokens_full", "queue_timeout", "request_timeout", "key_concurrency", "key_rate"),
         counter(
             "vllm:admission_rejections_total",
             "requests",
-            "Requests turned away with 429 or 503 although nothing is wrong with them, by why.",
-            "Flat: each was told to come back later.",
-            healthy=Healthy(high=0),
+            "Requests refused or given up because of overload, by why.",
+            "Flat. `queue_*` rising: more load than this server takes; `key_*`: one key's.",
         ),
     ),
     histogram(

@@ -55,18 +55,3 @@ class StepRecord:
     started: list[RequestRecord] = field(default_factory=list)
     token_gap_s: list[float] = field(default_factory=list)
     ended: list[RequestRecord] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineReading:
-    """What is true of the engine at the moment somebody looks, whether or not it tells anything itself.
-
-    Attributes:
-        is_ready: Requests may be sent here.
-        seconds_since_progress: Age of its last sign of life while it has work; 0 when idle.
-        num_live: Requests that have not ended.
-    """
-
-    is_ready: bool = False
-    seconds_since_progress: float = 0.0
-    num_live: int = 0

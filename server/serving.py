@@ -19,7 +19,7 @@ from server.batch.job import BatchJob
 from server.chat_template import ChatTemplate, ChatTemplateError
 from server.config import ServerConfig
 from server.daemon import Daemon
-from server.engine_reading import read_engine
+from server.engine_gauges import read_engine_gauges
 from server.exit_codes import ExitCode
 from server.fingerprint import compute_fingerprint
 from server.in_proc_client import InProcEngineClient
@@ -153,8 +153,7 @@ def build_service(config: ServerConfig, *, model: ResolvedModel, version: str) -
     assert loaded.config.model.max_model_len is not None, "resolve() settles it"
     metrics = ServerMetrics(loaded.name, max_model_len=loaded.config.model.max_model_len)
     client = create_client(loaded, metrics)
-    metrics.set_max_num_seqs(loaded.config.scheduler.max_num_seqs)
-    metrics.follow(functools.partial(read_engine, client))
+    metrics.watch(functools.partial(read_engine_gauges, client, max_num_seqs=loaded.config.scheduler.max_num_seqs))
     app = create_app(
         engine_client=client,
         admission=_create_admission(loaded, client),

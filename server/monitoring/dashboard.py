@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from server.monitoring.panel import DATASOURCE, NUM_COLUMNS, Panel
-from server.monitoring.panels import SECTIONS, Section
+from server.monitoring.panels import Section
+from server.monitoring.rest import build_sections
 from server.monitoring.series import find_row
 
 UID = "pointsman"
@@ -18,7 +19,7 @@ _SCHEMA_VERSION = 39
 
 def format_dashboard() -> str:
     """Return the dashboard's JSON."""
-    return json.dumps(build_dashboard(SECTIONS), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(build_dashboard(build_sections()), indent=2, ensure_ascii=False) + "\n"
 
 
 def build_dashboard(sections: Sequence[Section]) -> dict[str, Any]:

@@ -14,19 +14,23 @@ _MADE = "Made by `python -m server.monitoring deploy/` from the table of metrics
 # As compose.yaml calls its services.
 _SERVER: Final = "pointsman:8000"
 _PROMETHEUS: Final = "http://prometheus:9090"
-_DASHBOARDS: Final = "/var/lib/grafana/dashboards"
+_DASHBOARDS: Final = "/etc/grafana/dashboards"
+_KEY: Final = "/run/secrets/metrics-key"
 
 _CONFIG: Mapping[str, Yaml] = {
     "global": {"scrape_interval": "15s", "evaluation_interval": "15s"},
     "rule_files": ["alerts.yaml"],
-    "scrape_configs": [{"job_name": "pointsman", "static_configs": [{"targets": [_SERVER]}]}],
+    "scrape_configs": [
+        {
+            "job_name": "pointsman",
+            "authorization": {"credentials_file": _KEY},
+            "static_configs": [{"targets": [_SERVER]}],
+        }
+    ],
 }
 _CONFIG_NOTE = f"""\
 {_MADE}
-The alerts ask for jobs with "pointsman" in their name. Where keys are set, /metrics needs one with the scope
-metrics; put under the job:
-    authorization:
-      credentials_file: /run/secrets/metrics-key"""
+The alerts ask for jobs with "pointsman" in their name. A server without keys needs no authorization."""
 _DATASOURCES: Mapping[str, Yaml] = {
     "apiVersion": 1,
     "datasources": [

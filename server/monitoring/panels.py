@@ -225,7 +225,7 @@ TRAFFIC = Section(
             "Rejections",
             {"{{reason}}": "sum by (reason) (rate(vllm:admission_rejections_total[R]))"},
             "reqps",
-            find_range("vllm:admission_rejections_total"),
+            _NONE,
         ),
         _lines(
             "Resumed prefix hits",

@@ -168,17 +168,18 @@ TRAFFIC_ALERTS = (
     ),
     Alert(
         name="Rejections",
-        expr="sum without (reason) (rate(vllm:admission_rejections_total[5m])) > 0",
+        expr='sum without (reason) (rate(vllm:admission_rejections_total{reason!~"key_.*"}[5m])) > 0',
         hold="5m",
         severity="warning",
         summary="{{ $labels.instance }} turns away {{ $value | humanize }} requests a second.",
-        description="Clients get 429 or 503 with Retry-After. Look at Rejections by reason: it tells whose limit it "
-        "is.",
+        description="Clients get 503 with Retry-After, or their request is given up at its deadline. Look at "
+        "Rejections: the reason tells which limit it is. Those of single keys do not count here.",
         runbook=(
-            "A limit of the queue: the server is full for longer than a burst. Add a server, or raise "
+            "queue_full, queue_tokens_full: the server is full for longer than a burst. Add a server, or raise "
             "--max-queued-requests and --max-queued-tokens if clients would rather wait.",
-            "A key's limit: that client asks for more than it was granted; nothing is wrong with the server.",
-            "Draining: clients still come to a server that stops; have the balancer look at /ready.",
+            "queue_timeout: the queue is longer than its deadline. Lower --max-queued-tokens: a quick no is better "
+            "than a late one.",
+            "request_timeout: answers take too long; see E2E latency and clients' max_tokens.",
         ),
     ),
     Alert(

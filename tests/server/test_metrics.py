@@ -1,3 +1,4 @@
+import functools
 import logging
 import os
 import subprocess
@@ -9,7 +10,7 @@ import pytest
 from engine_core import EnginePhase, EngineState, FinishReason, SchedulerStats
 from server.http_metrics import OTHER
 from server.metrics import ServerMetrics
-from server.records import EngineReading, StepRecord
+from server.records import StepRecord
 from tests.server.metric_samples import STATS, create_record, read_samples
 
 ABORT = FinishReason.ABORT
@@ -200,23 +201,29 @@ def test_throughput_is_of_the_last_ten_seconds_and_any_number_of_scrapers_see_th
     assert [read_samples(metrics)[name, ""] for name in names] == [0, 0]
 
 
-# ---------------------------------------------------------------------- the engine at the moment of a scrape
-def test_the_engine_is_asked_at_each_scrape() -> None:
+# ---------------------------------------------------------------------- what is asked for at each scrape
+def test_what_is_watched_is_asked_for_at_each_scrape() -> None:
     metrics = ServerMetrics("tiny")
-    names = ("pointsman:ready", "pointsman:seconds_since_progress", "pointsman:num_live_requests")
-    assert [read_samples(metrics)[name, ""] for name in names] == [0, 0, 0]
-    readings = iter([EngineReading(is_ready=True, num_live=3), EngineReading(seconds_since_progress=7.5, num_live=4)])
-    metrics.follow(lambda: next(readings))
-    assert [[found[name, ""] for name in names] for found in (read_samples(metrics), read_samples(metrics))] == [
-        [1, 0, 3],
-        [0, 7.5, 4],
-    ]
+    name = "pointsman:num_live_requests"
+    assert read_samples(metrics)[name, ""] == 0
+    lives = iter([3, 4])
+    metrics.watch(lambda: {name: next(lives)})
+    metrics.watch(lambda: {"pointsman:ready": True})
+    pages = [read_samples(metrics) for _ in range(2)]
+    assert [(found[name, ""], found["pointsman:ready", ""]) for found in pages] == [(3, 1), (4, 1)]
 
 
-def test_an_engine_that_cannot_be_asked_costs_no_other_metric() -> None:
+def test_who_is_watched_later_has_the_last_word() -> None:
+    metrics = ServerMetrics("tiny")
+    for cap in (64, 16):
+        metrics.watch(functools.partial(dict, {"pointsman:max_num_seqs": cap}))
+    assert read_samples(metrics)["pointsman:max_num_seqs", ""] == 16
+
+
+def test_what_cannot_be_asked_costs_no_other_metric() -> None:
     metrics = ServerMetrics("tiny")
     metrics.record_step(StepRecord(), STATS)
-    metrics.follow(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+    metrics.watch(lambda: {"pointsman:ready": 1 / 0})
     assert read_samples(metrics)["vllm:num_requests_running", ""] == 3
 
 
@@ -231,20 +238,13 @@ def test_the_last_step_has_its_time_and_news_without_a_step_does_not_change_it()
     assert read_samples(metrics)[name] == 1_700_000_000.5
 
 
-def test_the_cap_on_running_requests_is_shown_and_may_change() -> None:
-    metrics = ServerMetrics("tiny")
-    for cap in (64, 16):
-        metrics.set_max_num_seqs(cap)
-        assert read_samples(metrics)["pointsman:max_num_seqs", ""] == cap
-
-
 def test_rejections_are_counted_by_reason() -> None:
     metrics = ServerMetrics("tiny")
     fresh = {key: value for key, value in read_samples(metrics).items() if key[0] == "vllm:admission_rejections_total"}
     assert fresh and set(fresh.values()) == {0}, "rate() misses the first event of a series that was not there before"
     for _ in range(2):
-        metrics.count_rejection("draining")
-    assert read_samples(metrics)["vllm:admission_rejections_total", "reason=draining"] == 2
+        metrics.count_rejection("queue_full")
+    assert read_samples(metrics)["vllm:admission_rejections_total", "reason=queue_full"] == 2
 
 
 # ---------------------------------------------------------------------- HTTP, fields, the cache

@@ -286,14 +286,20 @@ TRAFFIC_CASES = (
     Case(
         alert="Rejections",
         what="one a second",
-        series={'vllm:admission_rejections_total{reason="max_queued_requests"}': rising(60)},
+        series={'vllm:admission_rejections_total{reason="queue_full"}': rising(60)},
         minute=12,
         shown="1",
     ),
     Case(
         alert="Rejections",
         what="long ago",
-        series={'vllm:admission_rejections_total{reason="max_queued_requests"}': steady(60)},
+        series={'vllm:admission_rejections_total{reason="queue_full"}': steady(60)},
+        minute=12,
+    ),
+    Case(
+        alert="Rejections",
+        what="one key's",
+        series={'vllm:admission_rejections_total{reason="key_rate"}': rising(60)},
         minute=12,
     ),
     Case(

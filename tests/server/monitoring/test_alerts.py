@@ -9,7 +9,7 @@ import pytest
 
 from server.monitoring.alert import JOB, Alert
 from server.monitoring.alerts import ALERTS
-from server.monitoring.panels import SECTIONS
+from server.monitoring.rest import build_sections
 from tests.server.monitoring.alert_cases import CASES
 from tests.server.monitoring.promtool_file import PATH, format_tests
 
@@ -44,7 +44,7 @@ def test_what_an_alert_sends_its_reader_to_exists(alert: Alert) -> None:
     texts = " ".join((alert.description, *alert.runbook))
     assert {name.removeprefix("Pointsman") for name in re.findall(r"Pointsman[A-Z]\w+", texts)} <= set(BY_NAME)
     # "Look at A, B and C": what begins with a capital is a panel's title, up to the sentence's or the clause's end.
-    titles = {panel.title for section in SECTIONS for panel in section.panels}
+    titles = {panel.title for section in build_sections() for panel in section.panels}
     for named in re.findall(
         r"\b(?:at|beside|and) ([A-Z][A-Za-z0-9' ]*?)(?= beside| and| at|,|:|\.| over| while| stands)", texts
     ):

@@ -1,0 +1,27 @@
+import pytest
+
+from engine_core import EnginePhase
+from server.engine_gauges import read_engine_gauges
+from server.routes.ops import MAX_HEARTBEAT_AGE_S
+from tests.server.fake_engine_client import FakeEngineClient, create_state
+
+
+@pytest.mark.parametrize(
+    ("phase", "age_s", "is_ready"),
+    [
+        (EnginePhase.READY, 0.0, 1),
+        (EnginePhase.READY, MAX_HEARTBEAT_AGE_S, 1),
+        (EnginePhase.READY, MAX_HEARTBEAT_AGE_S + 0.1, 0),
+        (EnginePhase.LOADING, 0.0, 0),
+        (EnginePhase.DEAD, 0.0, 0),
+    ],
+)
+def test_ready_means_what_the_probe_says(phase: EnginePhase, age_s: float, is_ready: int) -> None:
+    client = FakeEngineClient(state=create_state(phase))
+    client.heartbeat_age_s = age_s
+    assert read_engine_gauges(client, max_num_seqs=8) == {
+        "pointsman:ready": is_ready,
+        "pointsman:seconds_since_progress": age_s,
+        "pointsman:num_live_requests": 0,
+        "pointsman:max_num_seqs": 8,
+    }
