@@ -171,7 +171,7 @@ TRAFFIC_ALERTS = (
         expr='sum without (reason) (rate(vllm:admission_rejections_total{reason!~"key_.*"}[5m])) > 0',
         hold="5m",
         severity="warning",
-        summary="{{ $labels.instance }} turns away {{ $value | humanize }} requests a second.",
+        summary='{{ $labels.instance }} turns away {{ printf "%.2f" $value }} requests a second.',
         description="Clients get 503 with Retry-After, or their request is given up at its deadline. Look at "
         "Rejections: the reason tells which limit it is. Those of single keys do not count here.",
         runbook=(

@@ -117,7 +117,7 @@ SCHEDULER_CASES = (
         what="3 for 10 ends",
         series={PREEMPTIONS: rising(3), ENDED: rising(10)},
         minute=35,
-        shown="0.3",
+        shown="30%",
     ),
     Case(alert="PreemptionRate", what="1 for 20 ends", series={PREEMPTIONS: rising(1), ENDED: rising(20)}, minute=35),
     Case(alert="PreemptionRate", what="idle", series={PREEMPTIONS: steady(9), ENDED: steady(9)}, minute=35),
@@ -288,7 +288,7 @@ TRAFFIC_CASES = (
         what="one a second",
         series={'vllm:admission_rejections_total{reason="queue_full"}': rising(60)},
         minute=12,
-        shown="1",
+        shown="1.00",
     ),
     Case(
         alert="Rejections",

@@ -56,7 +56,7 @@ def _build_labels(case: Case, alert: Alert) -> dict[str, Yaml]:
 def _render(alert: Alert, shown: str) -> dict[str, Yaml]:
     """The annotations as Prometheus shows them."""
     summary = alert.summary.replace("{{ $labels.instance }}", COMMON["instance"])
-    return {**alert.annotations, "summary": re.sub(r"\{\{ \$value [^}]*\}\}", shown, summary)}
+    return {**alert.annotations, "summary": re.sub(r"\{\{[^}]*\$value[^}]*\}\}", shown, summary)}
 
 
 if __name__ == "__main__":

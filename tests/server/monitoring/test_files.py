@@ -40,3 +40,10 @@ def test_the_command_writes_them_all(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert len(capsys.readouterr().out.splitlines()) == len(FILES)
     for name, text in FILES.items():
         assert (tmp_path / "deploy" / name).read_text(encoding="utf-8") == text
+
+
+def test_nothing_that_serves_imports_it() -> None:
+    server = DEPLOY.parent / "server"
+    others = [path for path in server.rglob("*.py") if not path.is_relative_to(server / "monitoring")]
+    assert others
+    assert [path for path in others if "server.monitoring" in path.read_text(encoding="utf-8")] == []
