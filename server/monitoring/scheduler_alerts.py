@@ -52,7 +52,8 @@ SCHEDULER_ALERTS = (
         f"/ sum without (finished_reason) (increase(vllm:request_success_total[15m])) > {PREEMPTED_SHARE}",
         hold="15m",
         severity="warning",
-        summary="Preemptions on {{ $labels.instance }} are {{ $value | humanizePercentage }} of the requests it finishes.",
+        summary="Preemptions on {{ $labels.instance }} are {{ $value | humanizePercentage }} of the requests it "
+        "finishes.",
         description="A preempted request gives up its blocks and is computed again. Healthy is a flat line. Look at "
         "Preemptions and at Resumed prefix hits: the prefix cache gives back part of the work.",
         runbook=(
