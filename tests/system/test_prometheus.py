@@ -157,3 +157,11 @@ def test_the_load_was_answered(watched: Watched) -> None:
     assert len(reasons) == 2 and min(reasons) > 0
     assert watched.prometheus.ask("vllm:num_preemptions_total")[0] > 0
     assert watched.prometheus.ask('http_requests_total{status="5xx"}')[0] > 0
+
+
+def test_the_engine_is_seen_as_it_is(watched: Watched) -> None:
+    ask = watched.prometheus.ask
+    assert (ask("pointsman:ready"), ask("pointsman:max_num_seqs")) == ([1], [4])
+    assert 0 <= ask("time() - pointsman:last_step_timestamp_seconds")[0] < 15
+    assert max(ask("max_over_time(pointsman:num_live_requests[1m])")) >= 4
+    assert max(ask("max_over_time(pointsman:seconds_since_progress[1m])")) < 2
