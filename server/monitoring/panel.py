@@ -87,7 +87,9 @@ class Panel:
         }
         if self.maximum is not None:
             defaults["max"] = self.maximum
-        if self.kind == "timeseries":
+        if self.kind == "stat":
+            defaults["mappings"] = [_NO_NUMBER]
+        else:
             style = "line" if self.healthy else "off"
             defaults["custom"] = {**_LINES, "thresholdsStyle": {"mode": style}}
         return defaults
@@ -115,6 +117,8 @@ def _scope(row: MetricRow) -> str:
     return 'model_name=~"$model_name", instance=~"$instance"' if row.has_model_labels else 'instance=~"$instance"'
 
 
+# A share of nothing is no number: there has been no traffic.
+_NO_NUMBER = {"type": "special", "options": {"match": "nan", "result": {"index": 0, "text": "–"}}}
 _LINES = {
     "drawStyle": "line",
     "lineWidth": 1,

@@ -1,7 +1,7 @@
 """What vLLM's own Grafana dashboards ask, as far as they show the server and not the machine around it.
 
 Source: vllm-project/vllm, examples/observability: prometheus_grafana/grafana.json and dashboards/grafana's
-performance_statistics.json and query_statistics.json.
+performance_statistics.json, query_statistics.json and vllm_service_status.json.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ def build_queries(model_name: str, window: str) -> list[str]:
         *_build_main(f'{{model_name="{model_name}"}}', f"[{window}]"),
         *_build_performance(f"[{window}]"),
         *_build_queries(f'{{model_name=~"{model_name}"}}', f"[{window}]"),
+        *_build_status(f'job=~".*", model_name=~"{model_name}", instance=~".*"', f"[{window}]"),
     ]
 
 
@@ -70,3 +71,16 @@ def _build_queries(of: str, window: str) -> Iterator[str]:
     for name in (PROMPT, GENERATED):
         yield f"sum by (model_name) (rate({name}{of}{window}))"
         yield f"sum(rate({name}{of}{window}))"
+
+
+def _build_status(of: str, window: str) -> Iterator[str]:
+    yield f'(2 - (max(vllm:engine_sleep_state{{{of}, sleep_state="awake"}}) == bool 0)) or vector(0)'
+    ended = f"sum(rate({ENDED}{{{of}}}{window}))"
+    for shown in (
+        f"histogram_quantile(0.5, sum by (le) (rate({TTFT}_bucket{{{of}}}{window})))",
+        f"sum(rate({GENERATED}{{{of}}}{window})) / (sum(avg_over_time(vllm:num_requests_running{{{of}}}{window})) > 0)",
+        f'1 - (sum(rate({ENDED}{{{of}, finished_reason="error"}}{window})) / ({ended} > 0))',
+        f"60 * {ended}",
+    ):
+        yield shown
+        yield f"({shown}) and on () count(vllm:num_requests_running{{{of}}})"

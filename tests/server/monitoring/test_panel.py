@@ -51,6 +51,7 @@ def test_a_number_has_no_lines_and_its_colour_is_its_thresholds() -> None:
     defaults = panel["fieldConfig"]["defaults"]
     assert "custom" not in defaults and "max" not in defaults
     assert defaults["color"] == {"mode": "thresholds"}
+    assert [mapping["options"]["match"] for mapping in defaults["mappings"]] == ["nan"]
     assert panel["type"] == "stat"
 
 
