@@ -16,6 +16,7 @@ from engine_core.config import (
     SchedulerConfig,
 )
 from engine_core.errors import CapacityError, CheckpointError, ConfigError, EngineDeadError, EngineError
+from engine_core.memory import CgroupMemory, available_bytes, read_cgroup_memory
 from engine_core.messages import (
     AbortRequest,
     EngineCoreOutput,
@@ -28,6 +29,7 @@ from engine_core.messages import (
 )
 from engine_core.sampling_params import SamplingParams
 from engine_core.stats import SchedulerStats
+from engine_core.survey import MachineSurvey, survey_machine
 from kernels.cache_dir import default_cache_dir
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "AbortRequest",
     "CacheConfig",
     "CapacityError",
+    "CgroupMemory",
     "CheckpointError",
     "ConfigError",
     "DeviceConfig",
@@ -51,10 +54,14 @@ __all__ = [
     "EnginePhase",
     "EngineState",
     "FinishReason",
+    "MachineSurvey",
     "ModelConfig",
     "SamplingParams",
     "SchedulerConfig",
     "SchedulerStats",
     "TokenLogprobs",
+    "available_bytes",
     "default_cache_dir",
+    "read_cgroup_memory",
+    "survey_machine",
 ]

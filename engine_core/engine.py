@@ -15,9 +15,10 @@ from engine_core.core import EngineCore
 from engine_core.errors import EngineDeadError, EngineError
 from engine_core.housekeeping import collect_garbage, no_full_collections
 from engine_core.kv_cache.manager import KVCacheManager
-from engine_core.memory import KVBudget, available_bytes, size_kv_pool
+from engine_core.forecast import Forecast, forecast, ready_state
+from engine_core.memory import KVBudget, available_bytes, effective_model_len, size_kv_pool
 from engine_core.messages import EngineCoreOutputs, EngineCoreRequest, EnginePhase, EngineState
-from engine_core.model.checkpoint import Checkpoint, open_checkpoint
+from engine_core.model.checkpoint import Checkpoint, imagine_checkpoint, open_checkpoint
 from engine_core.model.compute import settle_compute
 from engine_core.model.decoder import LanguageModel
 from engine_core.model.runner import ModelRunner
@@ -26,7 +27,15 @@ from engine_core.scheduler.scheduler import Scheduler
 from engine_core.step_executor import DirectExecutor, StepExecutor, StepThread, ThreadedExecutor
 from kernels.backend import KVPool, StepMeta
 
-__all__ = ["Checkpoint", "Engine", "open_checkpoint", "resolve_config"]
+__all__ = [
+    "Checkpoint",
+    "Engine",
+    "Forecast",
+    "forecast",
+    "imagine_checkpoint",
+    "open_checkpoint",
+    "resolve_config",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -162,18 +171,7 @@ class Engine:
         runner = ModelRunner(decoder=model, kv=kv, max_model_len=max_model_len, num_token_ids=self._num_token_ids)
         executor = ThreadedExecutor(runner, thread) if thread else DirectExecutor(runner)
         self._core = self._build_core(executor, budget, max_model_len)
-        self._set_state(
-            EngineState(
-                phase=EnginePhase.READY,
-                detail=budget.reason,
-                progress=1.0,
-                num_blocks=budget.num_blocks,
-                block_size=budget.block_size,
-                max_model_len=max_model_len,
-                weights_bytes=model.weights_bytes,
-                kv_bytes=(budget.num_blocks + 1) * budget.block_bytes,
-            )
-        )
+        self._set_state(ready_state(budget, weights_bytes=model.weights_bytes, max_model_len=max_model_len))
         return self._core
 
     def _size_pool(self, model: LanguageModel) -> KVBudget:
@@ -192,16 +190,15 @@ class Engine:
         return self._config.model.max_model_len
 
     def _effective_model_len(self, budget: KVBudget) -> int:
-        """A pool smaller than one full-length request lowers the context (scheduler.md B9)."""
-        if budget.num_tokens >= self._max_model_len:
-            return self._max_model_len
-        logger.warning(
-            "the KV cache holds %d tokens, fewer than max_model_len (%d): requests end at %d",
-            budget.num_tokens,
-            self._max_model_len,
-            budget.num_tokens,
-        )
-        return budget.num_tokens
+        max_model_len = effective_model_len(self._max_model_len, budget)
+        if max_model_len < self._max_model_len:
+            logger.warning(
+                "the KV cache holds %d tokens, fewer than max_model_len (%d): requests end at %d",
+                budget.num_tokens,
+                self._max_model_len,
+                max_model_len,
+            )
+        return max_model_len
 
     def _build_core(self, executor: StepExecutor, budget: KVBudget, max_model_len: int) -> EngineCore:
         kv_cache = KVCacheManager(
