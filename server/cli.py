@@ -23,12 +23,17 @@ from server.exit_codes import ExitCode
 from server.listener import ListenError, bind
 from server.model_resolver import ModelResolveError, fetch_embedded_model, resolve_model
 from server.startup_report import StartupReport
+from server.variables import describe_unknown_variable, find_unknown_variables
 
 _DESCRIPTION = "Pointsman, an LLM serving daemon with OpenAI's HTTP API."
 _BATCH_DESCRIPTION = """Run OpenAI batch lines ({"custom_id", "method": "POST", "url", "body"}) offline, in one process.
 OUT.jsonl is written as OUT.jsonl.partial and renamed when it is complete. Exit code: 0 = every line has an answer with
 status 200; 1 = complete, but some lines hold an error; 70 = the engine died, and lines from there on say so;
 74 = a file cannot be read or written; 130 = interrupted, and the answers so far are in OUT.jsonl.partial."""
+_DOCTOR_DESCRIPTION = """Say before loading whether a model fits, with how much KV cache and for how many requests, which
+kernels and threads would compute it and why, and what on this machine is wrong, with what to do about it. Takes the flags
+that serve would get. Kernels that are not built yet are built, as serve would. Exit code: 0 = all is well; 1 = it runs, but
+something is worth changing; 65 = the model does not fit or cannot be read; else what serve would end with."""
 _ENV_NOTE = "Every flag is also an environment variable: --max-num-seqs is POINTSMAN_MAX_NUM_SEQS. A flag wins."
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _CHATTY_LOGGERS = ("uvicorn", "httpx", "httpcore", "huggingface_hub", "filelock", "urllib3", "asyncio")
@@ -98,7 +103,20 @@ def build_parser() -> argparse.ArgumentParser:
         "fetch", help="download the embedded model, unless it is there", epilog=_ENV_NOTE, allow_abbrev=False
     )
     add_flags(fetch, only=("cache_dir",))
+    _add_doctor(commands)
     return parser
+
+
+def _add_doctor(commands: argparse._SubParsersAction[_Parser]) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="say whether a model fits and what is in its way, loading nothing",
+        description=_DOCTOR_DESCRIPTION,
+        epilog=_ENV_NOTE,
+        allow_abbrev=False,
+    )
+    doctor.add_argument("--json", action="store_true", help="One JSON object instead of text; sizes are in bytes.")
+    add_flags(doctor)
 
 
 def _add_batch(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -128,7 +146,10 @@ def get_version() -> str:
 def _run(arguments: argparse.Namespace, environment: Mapping[str, str], report: StartupReport) -> int:
     config = build_config(vars(arguments), environment)
     set_up_logging(config.log_level)
-    commands: dict[str, _Command] = {"serve": _serve, "batch": _batch, "fetch": _fetch}
+    if arguments.command != "doctor":  # which has more to say of them
+        for variable, nearest in find_unknown_variables(environment, field_names()).items():
+            report.line(f"pointsman: {describe_unknown_variable(variable, nearest)}")
+    commands: dict[str, _Command] = {"serve": _serve, "batch": _batch, "fetch": _fetch, "doctor": _doctor}
     return commands[arguments.command](arguments, config, report)
 
 
@@ -136,6 +157,13 @@ def _fetch(arguments: argparse.Namespace, config: ServerConfig, report: StartupR
     path = fetch_embedded_model(config.cache_dir, progress=report.line)
     report.line(f"The embedded model is at {path}.")
     return ExitCode.OK
+
+
+def _doctor(arguments: argparse.Namespace, config: ServerConfig, report: StartupReport) -> int:
+    # Not at the top, as for _serve.
+    from server.doctor.command import run_doctor
+
+    return run_doctor(config, version=get_version(), as_json=arguments.json)
 
 
 def _batch(arguments: argparse.Namespace, config: ServerConfig, report: StartupReport) -> int:

