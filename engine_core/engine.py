@@ -13,9 +13,9 @@ import numpy as np
 from engine_core.config import EngineConfig
 from engine_core.core import EngineCore
 from engine_core.errors import EngineDeadError, EngineError
+from engine_core.forecast import Forecast, forecast, ready_state
 from engine_core.housekeeping import collect_garbage, no_full_collections
 from engine_core.kv_cache.manager import KVCacheManager
-from engine_core.forecast import Forecast, forecast, ready_state
 from engine_core.memory import KVBudget, available_bytes, effective_model_len, size_kv_pool
 from engine_core.messages import EngineCoreOutputs, EngineCoreRequest, EnginePhase, EngineState
 from engine_core.model.checkpoint import Checkpoint, imagine_checkpoint, open_checkpoint

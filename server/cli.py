@@ -30,10 +30,11 @@ _BATCH_DESCRIPTION = """Run OpenAI batch lines ({"custom_id", "method": "POST", 
 OUT.jsonl is written as OUT.jsonl.partial and renamed when it is complete. Exit code: 0 = every line has an answer with
 status 200; 1 = complete, but some lines hold an error; 70 = the engine died, and lines from there on say so;
 74 = a file cannot be read or written; 130 = interrupted, and the answers so far are in OUT.jsonl.partial."""
-_DOCTOR_DESCRIPTION = """Say before loading whether a model fits, with how much KV cache and for how many requests, which
-kernels and threads would compute it and why, and what on this machine is wrong, with what to do about it. Takes the flags
-that serve would get. Kernels that are not built yet are built, as serve would. Exit code: 0 = all is well; 1 = it runs, but
-something is worth changing; 65 = the model does not fit or cannot be read; else what serve would end with."""
+_DOCTOR_DESCRIPTION = """Say before loading whether a model fits, with how much KV cache and for how many requests,
+which kernels and threads would compute it and why, and what on this machine is wrong, with what to do about it. Takes
+the flags that serve would get. Kernels that are not built yet are built, as serve would. Exit code: 0 = all is well;
+1 = it runs, but something is worth changing; 65 = the model does not fit or cannot be read; else what serve would end
+with."""
 _ENV_NOTE = "Every flag is also an environment variable: --max-num-seqs is POINTSMAN_MAX_NUM_SEQS. A flag wins."
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _CHATTY_LOGGERS = ("uvicorn", "httpx", "httpcore", "huggingface_hub", "filelock", "urllib3", "asyncio")

@@ -41,7 +41,7 @@ def load_decoder(
 
 
 def measure_decoder(checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype) -> int:
-    """Return the memory that load_decoder() would take for the weights, from their headers alone; arguments as there."""
+    """Return the memory that load_decoder() would take for the weights, from their headers alone."""
     loader = _Measure(checkpoint.arch, checkpoint.weights, backend, dtype)
     layers = [loader.layer(index) for index in range(checkpoint.arch.num_layers)]
     return loader.decoder(layers).num_bytes

@@ -1,7 +1,7 @@
 """`pointsman doctor`: looks at everything that a start would meet, in its order, and loads nothing.
 
-Exit codes: 0 = all is well, 1 = it runs, but something is worth changing, 65 = the model does not fit or cannot be read;
-else what serve itself would end with.
+Exit codes: 0 = all is well, 1 = it runs, but something is worth changing, 65 = the model does not fit or cannot be
+read; else what serve itself would end with.
 """
 
 from __future__ import annotations
