@@ -161,9 +161,12 @@ def _fetch(arguments: argparse.Namespace, config: ServerConfig, report: StartupR
 
 
 def _doctor(arguments: argparse.Namespace, config: ServerConfig, report: StartupReport) -> int:
-    # Not at the top, as for _serve.
-    from server.doctor.command import run_doctor
-
+    try:
+        # Not at the top, as for _serve.
+        from server.doctor.command import run_doctor
+    except ImportError as error:
+        report.line(f"pointsman: {error}: install what is missing, with `make setup` or `pip install pointsman`")
+        return ExitCode.ENGINE_DIED
     return run_doctor(config, version=get_version(), as_json=arguments.json)
 
 

@@ -1,4 +1,4 @@
-"""Where a model's files are without fetching them, and how much is still to be fetched. Of the Hub it asks sizes only."""
+"""Where a model's files are, without fetching them, and how much is still to be fetched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables of the environment that look like ours and are not: misspelt ones, which would be ignored without a word."""
+"""Variables that look like ours and are not: misspelt ones, which would be ignored without a word."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from server.flags import ENV_PREFIX
 
-# What Kubernetes sets for a Service named pointsman (PORT alone is a flag, whose parser knows it), and what benches read.
+# What Kubernetes sets for a Service named pointsman, and what benches read. PORT alone is a flag: its parser knows both.
 _OTHERS = re.compile(r"(SERVICE_(HOST|PORT)(_.*)?|PORT_\d+_(TCP|UDP|SCTP)(_.*)?|BENCH_.*|PEER_.*|TEST_.*)")
 
 
