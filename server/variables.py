@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from server.flags import ENV_PREFIX
 
-# What Kubernetes sets for a Service named pointsman, and what benches read. PORT alone is a flag: its parser knows both.
+# What Kubernetes sets for a Service named pointsman, and what benches read. PORT is a flag, whose parser knows both.
 _OTHERS = re.compile(r"(SERVICE_(HOST|PORT)(_.*)?|PORT_\d+_(TCP|UDP|SCTP)(_.*)?|BENCH_.*|PEER_.*|TEST_.*)")
 
 

@@ -42,8 +42,8 @@ def _check_free(root: Path, meminfo: dict[str, int]) -> Finding:
         says += f" of the machine's {format_size(meminfo['MemTotal'])}"
     if cgroup is not None and cgroup.left_bytes == available:
         says = (
-            f"{format_size(available)} free of the {format_size(cgroup.limit_bytes)} that this container or service may "
-            "take"
+            f"{format_size(available)} free of the {format_size(cgroup.limit_bytes)} that this container or service "
+            "may take"
         )
     if available < _LOW_BYTES:
         return warning("memory", says, "Stop what takes it, or raise the limit: a small model needs about 1 GiB.")

@@ -120,7 +120,7 @@ def test_the_bytes_that_are_planned_are_the_bytes_that_are_taken(
 
 def test_what_makes_no_linear_has_no_size_but_a_sentence() -> None:
     rows = WeightRows(0, None, Storage.F32, 4, 8)
-    with pytest.raises(KernelError, match="fewer rows|names a row"):
+    with pytest.raises(KernelError, match="names a row"):
         library().packed_bytes(LinearWeights([rows], np.array([4], np.int32), None, Target.BF16))
 
 
