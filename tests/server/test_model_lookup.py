@@ -1,4 +1,4 @@
-"""Where a model is, and what is still to be fetched: the stub Hub of test_model_resolver.py, and no file but a config."""
+"""Where a model is and what is still to be fetched, by the stub Hub of test_model_resolver.py."""
 
 from __future__ import annotations
 
