@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_core.model.runner import ModelRunner
-from server.cli import main
+from server.__main__ import main
 
 _CHUNK_BYTES = 64 << 20
 

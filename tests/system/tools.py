@@ -71,9 +71,7 @@ def _find(name: str) -> str | None:
 
 
 def _run(*command: str, environment: dict[str, str] | None = None) -> None:
-    result = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=_INSTALL_S, check=False
-    )
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_INSTALL_S, check=False)
     if result.returncode:
         said = " ".join((result.stdout + result.stderr).strip().splitlines()[-5:])
         pytest.fail(f"{' '.join(command)} failed: {said}")
