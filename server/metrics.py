@@ -6,6 +6,7 @@ thread records and renders; recording never raises.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import time
@@ -47,6 +48,14 @@ def _never_raises(
             self._has_failed = True
 
     return guarded
+
+
+def _count_tasks() -> int:
+    """Return the tasks of the running loop; 0 where none runs on this thread."""
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:
+        return 0
 
 
 class ServerMetrics:
@@ -139,6 +148,7 @@ class ServerMetrics:
         """Return the body of /metrics and its content type. However many ask, none changes what another sees."""
         self._gauge("vllm:avg_prompt_throughput_toks_per_s").set(self._prompt_rate.get_rate())
         self._gauge("vllm:avg_generation_throughput_toks_per_s").set(self._generation_rate.get_rate())
+        self._gauge("pointsman:event_loop_tasks").set(_count_tasks())
         queries = self._counter("vllm:prefix_cache_queries_total").value
         hits = self._counter("vllm:prefix_cache_hits_total").value
         self._gauge("vllm_prefix_cache_hit_ratio").set(hits / queries if queries else 0.0)

@@ -171,6 +171,12 @@ _SPECULATION = (
 )
 
 _OWN = (
+    gauge(
+        "pointsman:event_loop_tasks",
+        "tasks",
+        "Tasks of the server's event loop: a few of its own, and some for each request.",
+        "The same few whenever nothing runs.",
+    ),
     gauge("pointsman:num_requests_parked", "requests", "Preempted requests whose last output is still under way."),
     counter("pointsman:prompt_tokens_scheduled_total", "tokens", "Prompt tokens handed out, recomputed ones included."),
     counter(

@@ -1,4 +1,4 @@
-"""Clients that misbehave on purpose: who never read, close half a connection, send far too much, or take every socket."""
+"""Clients that misbehave: who never read, close half a connection, send far too much, or take every socket."""
 
 from __future__ import annotations
 
