@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import filter_repo_objects
 
@@ -17,6 +18,7 @@ from server.model_resolver import (
     EmbeddedModel,
     ModelResolveError,
     embedded_path,
+    hub_errors_in_words,
     is_intact,
     resolve_local,
     split_hub_name,
@@ -79,11 +81,12 @@ class _Hub:
         if path is not None:
             return ModelPlace(name, path)
         try:
-            num_bytes = sum(file.size for file in self._list_files())
-        except Exception as error:  # the library lets its HTTP client's own errors through, of no common class
-            said = str(error).strip().splitlines() or [""]
-            problem = f"The Hub does not say how large {self.repo} is ({type(error).__name__}: {said[0]})."
-            return ModelPlace(name, None, problem=problem)
+            with hub_errors_in_words(self.repo):
+                num_bytes = sum(file.size for file in self._list_files())
+        except ModelResolveError as error:
+            if isinstance(error.__cause__, RepositoryNotFoundError):  # gated ones among them
+                raise
+            return ModelPlace(name, None, problem=str(error))
         if not num_bytes:
             raise ModelResolveError(
                 f"{self.repo} holds {'no ' + self.file if self.file else 'no config.json with .safetensors files'}: "

@@ -170,7 +170,7 @@ class _HubFetch:
 
     def _snapshot(self, wanted: list[str]) -> Path:
         self.progress(f"Looking up {self.repo} on the Hub ...")
-        with self._explained():
+        with hub_errors_in_words(self.repo):
             # For a single file too: hf_hub_download retries for 20 s before it admits that the network is down.
             return Path(
                 snapshot_download(
@@ -182,30 +182,37 @@ class _HubFetch:
                 )
             )
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except GatedRepoError as error:
-            raise ModelResolveError(
-                f"{self.repo} asks for its terms to be accepted: do so on its Hub page, then set HF_TOKEN."
-            ) from error
-        except RepositoryNotFoundError as error:
-            raise ModelResolveError(
-                f"There is no {self.repo} here, and the Hub has none either, or it is private: check the path or name, "
-                "or set HF_TOKEN."
-            ) from error
-        except LocalEntryNotFoundError as error:
-            raise self._unreachable() from error
-        # The library lets its HTTP client's own errors through, which are of no common class.
-        except Exception as error:
-            raise self._unreachable(f" ({type(error).__name__}: {error})") from error
 
-    def _unreachable(self, detail: str = "") -> ModelResolveError:
-        return ModelResolveError(
-            f"There is no {self.repo} here or in the Hub's local cache, and the Hub cannot be reached{detail}. Give a "
-            "path that exists, check the network and HF_HUB_OFFLINE, or leave MODEL out for the embedded default."
-        )
+@contextmanager
+def hub_errors_in_words(repo: str) -> Iterator[None]:
+    """Turn whatever the Hub's library raises about a repository into a sentence.
+
+    Raises:
+        ModelResolveError: Its cause is the library's error.
+    """
+    try:
+        yield
+    except GatedRepoError as error:
+        raise ModelResolveError(
+            f"{repo} asks for its terms to be accepted: do so on its Hub page, then set HF_TOKEN."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelResolveError(
+            f"There is no {repo} here, and the Hub has none either, or it is private: check the path or name, "
+            "or set HF_TOKEN."
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise _unreachable(repo) from error
+    # The library lets its HTTP client's own errors through, which are of no common class.
+    except Exception as error:
+        raise _unreachable(repo, f" ({type(error).__name__}: {error})") from error
+
+
+def _unreachable(repo: str, detail: str = "") -> ModelResolveError:
+    return ModelResolveError(
+        f"There is no {repo} here or in the Hub's local cache, and the Hub cannot be reached{detail}. Give a "
+        "path that exists, check the network and HF_HUB_OFFLINE, or leave MODEL out for the embedded default."
+    )
 
 
 # ---------------------------------------------------------------------- the embedded model

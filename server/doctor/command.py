@@ -29,7 +29,12 @@ from server.model_lookup import ModelPlace, look_up_model
 from server.startup_report import format_numbers
 
 # What the process ends with, by the topic of its first error.
-_CODES = {"port": ExitCode.PORT_TAKEN, "settings": ExitCode.USAGE, "download": ExitCode.NO_MODEL}
+_CODES = {
+    "port": ExitCode.PORT_TAKEN,
+    "settings": ExitCode.USAGE,
+    "download": ExitCode.NO_MODEL,
+    "versions": ExitCode.ENGINE_DIED,
+}
 
 
 def run_doctor(

@@ -1,4 +1,4 @@
-"""A soak: mixed load on a server of its own for half an hour, and what it leaves behind. `make soak ARGS="--minutes 5"`.
+"""A soak: mixed load on a server of its own for half an hour, and what it leaves behind. `make soak` runs it.
 
 The load comes in rounds of a minute; between two of them everything must be free again. Exit code 1 = something leaks
 or went wrong.

@@ -13,16 +13,19 @@ FLAGS = (
     *("--max-model-len", "2048", "--num-kv-blocks", "192", "--max-num-seqs", "32"),
     *("--scheduling-policy", "priority"),
 )
-_WORDS = "the old house stood at the end of the road and nobody had lived there for years".split()
+_WORDS = ("the", "old", "house", "at", "the", "end", "of", "the", "road", "where", "nobody", "lived", "for", "years")
 _LONG_WORDS = 1300
+# Longer than this context: the storm's own is smaller.
+_TOO_LONG = "word " * 3000
 
 
 def draw_soak_plan(rng: random.Random, number: int) -> Plan:
     """Draw one request: one in twelve long, one in six with an answer of some length, one in three with a priority."""
     plan = draw_plan(rng, number)
-    if plan.is_bad:
-        return plan
     body = dict(plan.body)
+    if plan.is_bad:
+        is_long = len(str(body.get("prompt", ""))) > 1000
+        return Plan(plan.path, {**body, "prompt": _TOO_LONG} if is_long else body, is_bad=True)
     if rng.random() < 1 / 12:
         _set_prompt(body, plan.path, _long_text(rng))
         body.pop("echo", None)

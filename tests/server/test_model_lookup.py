@@ -59,7 +59,15 @@ def test_one_file_of_the_hub(tmp_path: Path, hub: StubHub) -> None:
         look("org/model:other.gguf", tmp_path, hub)
 
 
-def test_a_hub_that_does_not_answer_is_a_problem_with_a_sentence(tmp_path: Path, hub: StubHub) -> None:
-    place = look("org/unknown", tmp_path, hub)
-    assert place.download_bytes is None
-    assert place.problem.startswith("The Hub does not say how large org/unknown is (") and place.problem.endswith(".")
+def test_a_hub_that_does_not_answer_is_a_problem_with_a_sentence(tmp_path: Path) -> None:
+    place = look("org/model", tmp_path)
+    assert place.path is None and place.download_bytes is None
+    assert "the Hub cannot be reached" in place.problem and place.problem.endswith(".")
+
+
+def test_a_model_that_the_hub_does_not_have_or_does_not_give_is_none(tmp_path: Path, hub: StubHub) -> None:
+    with pytest.raises(ModelResolveError, match="the Hub has none either"):
+        look("org/unknown", tmp_path, hub)
+    hub.gated.add("org/model")
+    with pytest.raises(ModelResolveError, match="terms to be accepted"):
+        look("org/model", tmp_path, hub)

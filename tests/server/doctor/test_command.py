@@ -41,7 +41,7 @@ def test_a_model_that_fits(checkpoint: Path) -> None:
 def test_a_model_that_does_not_fit(checkpoint: Path) -> None:
     code, found = ask(ServerConfig(model=str(checkpoint), port=0, kv_cache_bytes=2**50))
     assert code == ExitCode.BAD_MODEL and found["fits"] is False
-    assert "lower --num-kv-blocks" in json.dumps(found["findings"]).lower() or "Lower" in json.dumps(found)
+    assert found["findings"][0]["todo"] == "Lower --num-kv-blocks or --kv-cache-bytes."
 
 
 def test_each_error_has_the_exit_code_of_serve(checkpoint: Path) -> None:
