@@ -8,8 +8,6 @@ from engine_core import EngineConfig, MachineSurvey
 from server.doctor.findings import Finding, note, ok, warning
 from server.doctor.units import format_count
 
-_SLOW_ISAS = ("generic", "torch")
-
 
 def check_survey(survey: MachineSurvey) -> Iterator[Finding]:
     """Yield what the machine offers: a CPU, a compiler, kernels that are built already."""

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib import metadata
-from pathlib import Path
 
 from server.config import ServerConfig
 from server.doctor.findings import Finding, error, note, ok, warning
@@ -116,8 +115,3 @@ _ULIMITS = {"v": resource.RLIMIT_AS, "d": resource.RLIMIT_DATA}
 def _soft_limit(number: int) -> int | None:
     soft, _ = resource.getrlimit(number)
     return None if soft == resource.RLIM_INFINITY else soft
-
-
-def is_on_linux(root: Path = Path("/")) -> bool:
-    """Return whether there is a /proc to look at."""
-    return (root / "proc/self").exists()
