@@ -11,10 +11,12 @@ from pathlib import Path
 
 from engine_core import CheckpointError, ConfigError
 from engine_core.engine import Checkpoint, Forecast, forecast, imagine_checkpoint, open_checkpoint
+from server.chat_template import ChatTemplate, ChatTemplateError
 from server.config import ServerConfig
 from server.doctor.findings import Finding, error, note, warning
 from server.doctor.units import format_size
 from server.model_lookup import ModelPlace
+from server.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +49,35 @@ def find_fit(config: ServerConfig, place: ModelPlace, *, available: int) -> Fit:
         return Fit(None, None, (error("model", says, todo),))
     if checkpoint is None:
         return Fit(None, None, tuple(_check_download_alone(place, available)))
+    text = _check_text(checkpoint) if place.path is not None else ()
     try:
         found = forecast(config.to_engine_config(checkpoint.path), checkpoint, available=available)
     except ConfigError as failure:
-        return Fit(checkpoint, None, (error("settings", str(failure).rstrip("."), "Change or leave out that flag."),))
-    return Fit(checkpoint, found, tuple(_check_forecast(config, checkpoint, found)))
+        finding = error("settings", str(failure).rstrip("."), "Change or leave out that flag.")
+        return Fit(checkpoint, None, (finding, *text))
+    return Fit(checkpoint, found, (*_check_forecast(config, checkpoint, found), *text))
 
 
 def _open(place: ModelPlace) -> Checkpoint | None:
     if place.path is not None:
         return open_checkpoint(place.path)
     return None if place.config_dir is None else imagine_checkpoint(Path(place.config_dir))
+
+
+def _check_text(checkpoint: Checkpoint) -> tuple[Finding, ...]:
+    """What turns text into tokens and back, which the engine does not know of."""
+    try:
+        tokenizer = load_tokenizer(checkpoint.path, checkpoint.gguf_metadata)
+    except CheckpointError as failure:
+        return (error("tokenizer", str(failure).rstrip("."), "Fetch the model again, with its tokenizer files."),)
+    if tokenizer.chat_template is None:
+        return (note("chat", "the model has no chat template: completions work, chat is refused"),)
+    try:
+        ChatTemplate(tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token)
+    except ChatTemplateError as failure:
+        todo = "Completions work and chat is refused; a newer copy of the model may have it mended."
+        return (warning("chat", str(failure).rstrip("."), todo),)
+    return ()
 
 
 def _check_download_alone(place: ModelPlace, available: int) -> Iterator[Finding]:

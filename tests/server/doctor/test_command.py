@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from server.doctor.command import choose_exit_code, diagnose, run_doctor
 from server.exit_codes import ExitCode
 from server.model_resolver import ModelResolveError
 from tests.engine_core.model_checkpoints import save_checkpoint
+from tests.server.small_tokenizers import train_byte_level
 
 
 def ask(config: ServerConfig, **environment: str) -> tuple[int, dict[str, Any]]:
@@ -27,6 +29,7 @@ def ask(config: ServerConfig, **environment: str) -> tuple[int, dict[str, Any]]:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("checkpoint")
     save_checkpoint(path, "llama")
+    train_byte_level().save(str(path / "tokenizer.json"))
     return path
 
 
@@ -59,6 +62,19 @@ def test_a_broken_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"nothing")
     code, found = ask(ServerConfig(model=str(tmp_path), port=0))
     assert code == ExitCode.BAD_MODEL and found["fits"] is None
+
+
+def test_a_model_without_a_tokenizer_or_with_a_template_that_is_none(checkpoint: Path, tmp_path: Path) -> None:
+    _, found = ask(ServerConfig(model=str(checkpoint), port=0))
+    assert "the model has no chat template" in json.dumps(found["findings"])
+    copy = tmp_path / "copy"
+    shutil.copytree(checkpoint, copy)
+    (copy / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{% broken"}))
+    code, found = ask(ServerConfig(model=str(copy), port=0))
+    assert code == ExitCode.SOME_FAILED and "chat is refused" in json.dumps(found["findings"])
+    (copy / "tokenizer.json").unlink()
+    code, found = ask(ServerConfig(model=str(copy), port=0))
+    assert code == ExitCode.BAD_MODEL and found["fits"], "it fits, but it cannot be served"
 
 
 def test_a_misspelt_variable_is_a_warning(checkpoint: Path) -> None:
