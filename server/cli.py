@@ -22,6 +22,7 @@ from server.config import ServerConfig, add_flags, build_config, field_names
 from server.exit_codes import ExitCode
 from server.listener import ListenError, bind
 from server.model_resolver import ModelResolveError, fetch_embedded_model, resolve_model
+from server.standard_streams import settle_standard_streams
 from server.startup_report import StartupReport
 from server.variables import describe_unknown_variable, find_unknown_variables
 
@@ -76,6 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except tuple(kind for kind, _ in _EXIT_CODES) as error:
         report.line(f"pointsman: {error}")
         return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))
+    finally:
+        settle_standard_streams()
 
 
 class _Parser(argparse.ArgumentParser):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import sys
@@ -110,7 +111,8 @@ def serve(
             state, cache_dtype=loaded.config.model.dtype, enable_prefix_caching=cache.enable_prefix_caching
         )
         report.line(format_memory(state))
-        print(format_curl(url, loaded.name, has_chat=loaded.chat_template is not None), flush=True)
+        with contextlib.suppress(OSError):  # whoever reads it may be gone, or its disk be full
+            print(format_curl(url, loaded.name, has_chat=loaded.chat_template is not None), flush=True)
 
     return Daemon(
         client=service.client,

@@ -66,6 +66,18 @@ def test_a_full_disk_for_the_log_costs_the_log_and_nothing_else(full_disk: Path)
     assert server.process.returncode == 0
 
 
+def test_a_disk_that_is_full_from_the_start_is_no_obstacle(full_disk: Path) -> None:
+    (full_disk / "more").write_bytes(b"\0" * 90_000)
+    with (full_disk / "rest").open("ab", buffering=0) as rest, pytest.raises(OSError, match="No space"):
+        while True:
+            rest.write(b"\0" * 4096)
+    (full_disk / "log").touch()
+    into_log = ("sh", "-c", f'exec "$@" >> {full_disk}/log 2>&1', "sh")
+    with ServerProcess(*FLAGS, prefix=into_log) as server:
+        assert read_stream(server.url, ask(8)).is_done
+    assert server.process.returncode == 0
+
+
 def test_a_full_cache_costs_the_next_start_time_and_the_embedded_model(full_disk: Path, embedded_model: Path) -> None:
     (full_disk / "more").write_bytes(b"\0" * 90_000)
     cache = ("--cache-dir", str(full_disk))
