@@ -4,7 +4,7 @@ Exception
 ├── RequestError           this request is refused or has failed; becomes {"error": {...}}
 ├── ClientGoneError        the client has left; there is nobody to tell
 ├── ServerStoppingError    this process ends before the answer does; becomes RequestError(kind=aborted)
-├── EngineStuckError       a step does not come to an end, and this process will; becomes RequestError(kind=engine_stuck)
+├── EngineStuckError       a step does not come to an end, but this process will; RequestError(kind=engine_stuck)
 └── EngineDeadError        engine_core's; becomes RequestError(kind=engine_dead)
 """
 

@@ -54,7 +54,7 @@ class WatchdogHooks:
     Attributes:
         read_engine_age: Seconds since the engine last moved, 0 where it need not. On the watchdog's thread, like those
             that do not say otherwise.
-        post: Has a callback called on the event loop's thread; it may raise RuntimeError when there is no loop any more.
+        post: Has a callback called on the event loop's thread; raises RuntimeError when the loop is closed.
         on_fine: At each look that finds all well.
         on_near_miss: On the loop's thread, when half of the deadline has passed.
         on_stuck: On the loop's thread, with a sentence, when all of it has. The process ends soon after.

@@ -46,20 +46,8 @@ def build_router(
 
     @probe(router, "/ready", "/readyz")
     async def get_ready() -> Response:
-        """Tell whether requests should be sent here now."""
-        state = engine_client.state
-        if gate.refusal is not None:
-            kind = gate.refusal.kind
-            return _build_status(state, gate.refusal.message, kind, status=kind.value)
-        if state.phase is EnginePhase.LOADING:
-            return _build_status(state, "The model is still loading.", ErrorKind.NOT_READY)
-        if state.phase is not EnginePhase.READY:
-            return _build_status(state, "The engine has stopped.", ErrorKind.ENGINE_DEAD)
-        age_s = engine_client.seconds_since_progress()
-        if age_s > MAX_HEARTBEAT_AGE_S:
-            message = f"The engine has work but has made no progress for {age_s:.1f} s."
-            return _build_status(state, message, ErrorKind.NOT_READY, status="stuck")
-        return _build_ok("ready")
+        """Tell whether requests should be sent here now; load never changes it."""
+        return _tell_readiness(engine_client, gate)
 
     @probe(router, "/ping", other_methods=("POST",))
     async def ping() -> Response:
@@ -79,6 +67,22 @@ def build_router(
         return Response(body, headers={"Content-Type": content_type})
 
     return router
+
+
+def _tell_readiness(engine_client: EngineClient, gate: DrainGate) -> Response:
+    state = engine_client.state
+    if gate.refusal is not None:
+        kind = gate.refusal.kind
+        return _build_status(state, gate.refusal.message, kind, status=kind.value)
+    if state.phase is EnginePhase.LOADING:
+        return _build_status(state, "The model is still loading.", ErrorKind.NOT_READY)
+    if state.phase is not EnginePhase.READY:
+        return _build_status(state, "The engine has stopped.", ErrorKind.ENGINE_DEAD)
+    age_s = engine_client.seconds_since_progress()
+    if age_s > MAX_HEARTBEAT_AGE_S:
+        message = f"The engine has work but has made no progress for {age_s:.1f} s."
+        return _build_status(state, message, ErrorKind.NOT_READY, status="stuck")
+    return _build_ok("ready")
 
 
 def _build_ok(status: str) -> Response:
