@@ -56,10 +56,17 @@ class ConnectionClock:
         self._on_late = on_late
         self._on_deaf = on_deaf
         self._read_timer: asyncio.TimerHandle | None = None
+        self._was_held = False
         self._write_timer: asyncio.TimerHandle | None = None
 
-    def watch_reading(self, is_waiting: bool) -> None:
-        """Let the client have so long for what is missing of its request, or stop the timer where nothing is."""
+    def watch_reading(self, is_waiting: bool, *, is_held: bool = False) -> None:
+        """Let the client have so long for what is missing of its request, or stop the timer where nothing is.
+
+        Args:
+            is_waiting: Something is missing.
+            is_held: But it is the server that does not read on now; such time does not count.
+        """
+        self._was_held = self._was_held or is_held
         if not is_waiting:
             self.restart_reading()
         elif self._read_timer is None:
@@ -67,6 +74,7 @@ class ConnectionClock:
 
     def restart_reading(self) -> None:
         """Stop the timer: another part of a request begins, and has all the time again."""
+        self._was_held = False
         if self._read_timer is not None:
             self._read_timer.cancel()
             self._read_timer = None
@@ -93,7 +101,11 @@ class ConnectionClock:
 
     def _be_late(self) -> None:
         self._read_timer = None
-        self._on_late()
+        if self._was_held:
+            self._was_held = False
+            self.watch_reading(True)
+        else:
+            self._on_late()
 
     def _be_deaf(self) -> None:
         self._write_timer = None

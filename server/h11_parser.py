@@ -63,7 +63,7 @@ class TimedH11Protocol(H11Protocol):
             self._read_state = state
             self._clock.restart_reading()
         is_waiting = state is h11.SEND_BODY or (state is h11.IDLE and not self._is_answering)
-        self._clock.watch_reading(is_waiting and not self.transport.is_closing())
+        self._clock.watch_reading(is_waiting and not self.transport.is_closing(), is_held=self.flow.read_paused)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -86,8 +86,8 @@ class TimedH11Protocol(H11Protocol):
         self.transport.abort()
 
     def _take_late(self) -> None:
-        if self.flow.read_paused:  # it is ours to go on
-            self._clock.watch_reading(True)
+        if self.flow.read_paused:
+            self._clock.watch_reading(True, is_held=True)
             return
         is_in_head = self.conn.their_state is h11.IDLE
         error = self._clock.build_late_error(is_in_head=is_in_head)

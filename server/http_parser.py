@@ -99,8 +99,8 @@ class LimitedHttpToolsProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _take_late(self) -> None:
-        if self.flow.read_paused:  # it is ours to go on
-            self._clock.watch_reading(True)
+        if self.flow.read_paused:
+            self._clock.watch_reading(True, is_held=True)
         elif self._is_in_head or not self.cycle.response_complete:
             self._refuse(self._clock.build_late_error(is_in_head=self._is_in_head))
         else:
@@ -120,7 +120,8 @@ class LimitedHttpToolsProtocol(HttpToolsProtocol):
         except (httptools.HttpParserError, RequestError) as error:
             self._refuse(_find_refusal(error))
         # Most requests come in one piece, and set no timer.
-        self._clock.watch_reading(not self._has_refused and not (self._is_between and self._is_answering))
+        is_waiting = not self._has_refused and not (self._is_between and self._is_answering)
+        self._clock.watch_reading(is_waiting, is_held=self.flow.read_paused)
 
     @property
     def _is_answering(self) -> bool:

@@ -63,8 +63,8 @@ class StartupReport:
             num_requests: That still run.
             timeout_s: So long they may.
         """
-        what = f"{num_requests} request{'' if num_requests == 1 else 's'}"
-        waits = f" when {what} have ended, or in {timeout_s:g} s" if num_requests else ""
+        what = "1 request has" if num_requests == 1 else f"{num_requests} requests have"
+        waits = f" when {what} ended, or in {timeout_s:g} s" if num_requests else ""
         self.manager.tell_stopping(f"Stopping{waits}")
         self.line(f"Stopping{waits}; once more stops at once.")
 
