@@ -31,11 +31,17 @@ class ServerProcess:
         lines: What it printed, both streams, so far.
     """
 
-    def __init__(self, *args: str, env: dict[str, str] | None = None, wait_ready: bool = True) -> None:
+    def __init__(
+        self,
+        *args: str,
+        env: dict[str, str] | None = None,
+        wait_ready: bool = True,
+        program: Sequence[str] = ("-m", "server"),
+    ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.lines: list[str] = []
-        self._command: Sequence[str] = [sys.executable, "-m", "server", "serve", *args, "--port", str(self.port)]
+        self._command: Sequence[str] = [sys.executable, *program, "serve", *args, "--port", str(self.port)]
         # As a user starts it: with all cores, unlike the tests' own torch.
         inherited = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         self._env = {**inherited, "PYTHONUNBUFFERED": "1", **(env or {})}

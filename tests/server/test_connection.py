@@ -144,4 +144,3 @@ async def test_of_pipelined_requests_one_that_closes_is_the_last() -> None:
         _, headers, body = await connection.read_reply()
         assert (headers["connection"], body["path"]) == ("close", "/last")
         await connection.expect_end()
-
