@@ -17,7 +17,7 @@ from server.listener import bind, create_http_server, listen
 
 
 class EchoApp:
-    """Answers with the request as JSON; /held waits for ``gate`` before its body, /flood sends more than any buffer holds.
+    """Answers with the request as JSON; /held waits for ``gate`` before its body, /flood sends 10 MB and then waits.
 
     Attributes:
         gate: What /held waits for.

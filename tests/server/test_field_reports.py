@@ -1,4 +1,4 @@
-"""What others' servers got wrong (field reports A, C, D, E, F, G), tried on the whole application over a real scheduler.
+"""What others' servers got wrong (field reports A, C to G), tried on the whole application over a real scheduler.
 
 Here: A1 A2 A5 A7 A8 A10 A11 A14 A16 D7 D13 D18 E13 E17 E19 E20. On a real server, tests/e2e/test_field_reports_e2e.py:
 A1 D13 D15 D16 E5 E22 E23 F4 F6 F7 F9 F10. All the rest:
