@@ -20,8 +20,7 @@ from server.exit_codes import ExitCode
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
-# A look that comes later than this was kept from the processor itself, as all else was: no more of it counts.
-_MAX_GAP_S = 2 * _LOOK_S
+_LOOKS_A_DEADLINE = 10
 # So long does the owner have to tell the clients, before the process ends in any case.
 GRACE_S = 5.0
 
@@ -29,11 +28,15 @@ GRACE_S = 5.0
 class StallClock:
     """How long something has stood still, not counting time in which nothing in this process could move.
 
+    Args:
+        max_gap_s: Whoever looks later than this was kept from the processor itself, as all else was: no more counts.
+
     Attributes:
         stalled_s: Seconds; 0 while it moves.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_gap_s: float) -> None:
+        self._max_gap_s = max_gap_s
         self.stalled_s = 0.0
 
     def look(self, age_s: float, gap_s: float) -> None:
@@ -44,7 +47,7 @@ class StallClock:
             gap_s: Seconds since the last look.
         """
         before_s = self.stalled_s if age_s >= gap_s else 0.0
-        self.stalled_s = before_s + min(age_s, gap_s, _MAX_GAP_S)
+        self.stalled_s = before_s + min(age_s, gap_s, self._max_gap_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +75,7 @@ class WatchdogHooks:
 
 
 class Watchdog:
-    """Looks at the engine and at the event loop twice a second.
+    """Looks at the engine and at the event loop twice a second, or ten times a deadline.
 
     Args:
         timeout_s: The deadline; 0 = there is none, and only ``on_fine`` is called.
@@ -84,7 +87,8 @@ class Watchdog:
         self._timeout_s = timeout_s
         self._hooks = hooks
         self._clock = clock
-        self._engine, self._loop = StallClock(), StallClock()
+        self._look_s = min(_LOOK_S, timeout_s / _LOOKS_A_DEADLINE) if timeout_s else _LOOK_S
+        self._engine, self._loop = StallClock(2 * self._look_s), StallClock(2 * self._look_s)
         self._last_look = self._asked_at = clock()
         self._is_answered = True
         self._has_warned = False
@@ -142,8 +146,7 @@ class Watchdog:
             self.stop()  # the loop is closed: the process is on its way out
 
     def _run(self) -> None:
-        look_s = min(_LOOK_S, self._timeout_s / 10) if self._timeout_s else _LOOK_S
-        while not self._stopped.wait(look_s):
+        while not self._stopped.wait(self._look_s):
             if self.look():
                 self._end()
                 return

@@ -125,7 +125,7 @@ def test_the_service_manager_is_fed_only_while_all_is_well() -> None:
     ],
 )
 def test_a_stall_is_as_long_as_somebody_looked(looks: list[tuple[float, float]], stalled_s: float) -> None:
-    clock = StallClock()
+    clock = StallClock(1.0)
     for age_s, gap_s in looks:
         clock.look(age_s, gap_s)
     assert clock.stalled_s == pytest.approx(stalled_s)
