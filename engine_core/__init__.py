@@ -15,7 +15,14 @@ from engine_core.config import (
     ModelConfig,
     SchedulerConfig,
 )
-from engine_core.errors import CapacityError, CheckpointError, ConfigError, EngineDeadError, EngineError
+from engine_core.errors import (
+    CapacityError,
+    CheckpointError,
+    ConfigError,
+    EngineDeadError,
+    EngineError,
+    EngineFailure,
+)
 from engine_core.memory import CgroupMemory, available_bytes, read_cgroup_memory
 from engine_core.messages import (
     AbortRequest,
@@ -51,6 +58,7 @@ __all__ = [
     "EngineCoreRequest",
     "EngineDeadError",
     "EngineError",
+    "EngineFailure",
     "EnginePhase",
     "EngineState",
     "FinishReason",

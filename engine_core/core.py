@@ -87,7 +87,7 @@ class EngineCore:
         self._input.put(None)
 
     def seconds_since_progress(self) -> float:
-        """Age of the last finished step while there is work in hand; 0 when idle."""
+        """Age of the last finished step, or look at requests that are held back, while there is work; 0 when idle."""
         return self._clock() - self._last_progress if self._is_busy else 0.0
 
     # ------------------------------------------------------------------ the engine's thread
@@ -127,8 +127,13 @@ class EngineCore:
         self._publish_step(outputs, stats)
 
     def _wait_held_back(self) -> None:
-        """Nothing runs and nothing may: deliver what schedule() had to end, or wait a moment rather than spin."""
+        """Nothing runs and nothing may: deliver what schedule() had to end, or wait a moment rather than spin.
+
+        The heart beats meanwhile: a pause is no standstill. A running request that never can go on is the scheduler's
+        to end.
+        """
         outputs = self._scheduler.update_from_output(SchedulerOutput(), ModelRunnerOutput())
+        self._last_progress = self._clock()
         if outputs.outputs or not self._is_held_back:  # the figures once, not a thousand times a second
             self._publish_step(outputs, self._scheduler.make_stats())
         self._is_held_back = True

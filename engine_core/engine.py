@@ -12,7 +12,7 @@ import numpy as np
 
 from engine_core.config import EngineConfig
 from engine_core.core import EngineCore
-from engine_core.errors import EngineDeadError, EngineError
+from engine_core.errors import EngineDeadError, EngineError, EngineFailure, classify_failure
 from engine_core.forecast import Forecast, forecast, ready_state
 from engine_core.housekeeping import collect_garbage, no_full_collections
 from engine_core.kv_cache.manager import KVCacheManager
@@ -141,17 +141,17 @@ class Engine:
                 thread.close()
             self._set_state(replace(self._state, phase=EnginePhase.STOPPED, detail="stopped"))
         except EngineError as error:
-            self._die(str(error))
+            self._die(str(error), classify_failure(error))
         except BaseException as error:  # a panic in a Rust library is no Exception, and nobody above would hear of it
             logger.exception("the engine died")
-            self._die(f"{type(error).__name__}: {error}")
+            self._die(f"{type(error).__name__}: {error}", classify_failure(error))
         finally:
             if thread:
                 thread.close()
 
-    def _die(self, reason: str) -> None:
+    def _die(self, reason: str, failure: EngineFailure) -> None:
         # State first: whoever comes after this line is refused, whoever came before hears the message.
-        self._set_state(replace(self._state, phase=EnginePhase.DEAD, detail=reason))
+        self._set_state(replace(self._state, phase=EnginePhase.DEAD, detail=reason, failure=failure))
         self._publish(EngineCoreOutputs([], engine_error=reason))
 
     def _set_state(self, state: EngineState) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from engine_core.errors import EngineFailure
 from engine_core.sampling_params import SamplingParams
 from engine_core.stats import SchedulerStats
 
@@ -144,6 +145,7 @@ class EngineState:
         max_model_len: Effective context in tokens; 0 until loaded.
         weights_bytes: Memory that the weights take, as loaded; 0 until loaded.
         kv_bytes: Memory that the KV blocks take; 0 until loaded.
+        failure: What it died of; None while it lives.
     """
 
     phase: EnginePhase
@@ -154,3 +156,4 @@ class EngineState:
     max_model_len: int = 0
     weights_bytes: int = 0
     kv_bytes: int = 0
+    failure: EngineFailure | None = None

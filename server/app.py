@@ -14,9 +14,11 @@ from starlette.exceptions import HTTPException
 
 from engine_core import EngineDeadError
 from server.admission import Admission
+from server.drain import DrainGate, DrainMiddleware
 from server.engine_client import EngineClient
 from server.errors import (
     ClientGoneError,
+    EngineStuckError,
     ErrorKind,
     RequestError,
     ServerStoppingError,
@@ -63,7 +65,12 @@ class AppSettings:
 
 
 def create_app(
-    *, engine_client: EngineClient, admission: Admission, metrics: Metrics, settings: AppSettings
+    *,
+    engine_client: EngineClient,
+    admission: Admission,
+    metrics: Metrics,
+    settings: AppSettings,
+    gate: DrainGate | None = None,
 ) -> FastAPI:
     """Return the ASGI application.
 
@@ -72,7 +79,9 @@ def create_app(
         admission: Turns wire requests into engine requests; its threads are closed when the app shuts down.
         metrics: Shown at /metrics, told of unknown fields.
         settings: What it says of itself and how strict it is.
+        gate: Closed by whoever drains the server; None = nobody ever does.
     """
+    gate = gate or DrainGate()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -107,6 +116,7 @@ def create_app(
         models.build_router(engine_client=engine_client, served_model_name=name, created=int(time.time())),
         ops.build_router(
             engine_client=engine_client,
+            gate=gate,
             metrics=metrics,
             version=settings.version,
             system_fingerprint=settings.system_fingerprint,
@@ -124,6 +134,7 @@ def create_app(
     # The last one added is the outermost.
     app.add_middleware(LastCatchMiddleware)
     app.add_middleware(BodyLimitMiddleware)
+    app.add_middleware(DrainMiddleware, gate=gate)
     app.add_middleware(RequestLabelMiddleware)
     app.add_middleware(HttpMetricsMiddleware, metrics=metrics)
     app.openapi = create_openapi(app)  # type: ignore[method-assign]
@@ -141,7 +152,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def tell_nobody(request: Request, error: Exception) -> Response:
         return Response(status_code=_STATUS_CLIENT_GONE)
 
-    for kind in (RequestError, EngineDeadError, ServerStoppingError, HTTPException):
+    for kind in (RequestError, EngineDeadError, EngineStuckError, ServerStoppingError, HTTPException):
         app.add_exception_handler(kind, tell_error)
     app.add_exception_handler(RequestValidationError, tell_invalid)
     app.add_exception_handler(ClientGoneError, tell_nobody)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from importlib import metadata
 from typing import NoReturn
 
-from engine_core import CheckpointError, ConfigError, EngineError
+from engine_core import CapacityError, CheckpointError, ConfigError, EngineError
 from server.batch.files import BatchFileError, open_files
 from server.bench.command import DESCRIPTION as BENCH_DESCRIPTION
 from server.bench.command import BenchFileError, add_bench_flags, run_bench
@@ -22,6 +22,7 @@ from server.config import ServerConfig, add_flags, build_config, field_names
 from server.exit_codes import ExitCode
 from server.listener import ListenError, bind
 from server.model_resolver import ModelResolveError, fetch_embedded_model, resolve_model
+from server.service_manager import ServiceManager
 from server.standard_streams import settle_standard_streams
 from server.startup_report import StartupReport
 from server.variables import describe_unknown_variable, find_unknown_variables
@@ -41,7 +42,13 @@ _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _CHATTY_LOGGERS = ("uvicorn", "httpx", "httpcore", "huggingface_hub", "filelock", "urllib3", "asyncio")
 # Four a number of rows, hence for 16 numbers of rows: measured, 40 MB after 40 of them instead of 100, and no more.
 _MAX_CACHED_PROGRAMS = 64
-_ARGPARSE_ERROR = 2  # as every argparse program's
+# Of serve's flags, what batch has no use for: nothing listens, and nobody waits.
+_SERVING_FIELDS = frozenset(
+    {
+        *("host", "port", "insecure"),
+        *("drain_timeout_s", "watchdog_timeout_s", "request_read_timeout_s", "stream_write_timeout_s"),
+    }
+)
 
 _Command = Callable[[argparse.Namespace, ServerConfig, StartupReport], int]
 
@@ -54,6 +61,7 @@ _EXIT_CODES: tuple[tuple[type[Exception], ExitCode], ...] = (
     (BatchFileError, ExitCode.FILE_ERROR),
     (BenchError, ExitCode.USAGE),
     (BenchFileError, ExitCode.FILE_ERROR),
+    (CapacityError, ExitCode.OUT_OF_MEMORY),
     (EngineError, ExitCode.ENGINE_DIED),
 )
 
@@ -65,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Without the program's name; None = the process's own.
     """
     arguments = build_parser().parse_args(argv)
-    report = StartupReport()
+    report = StartupReport(manager=ServiceManager.from_environment(os.environ))
     try:
         if arguments.command == "bench":  # no engine of ours, hence none of its settings
             return run_bench(arguments, report)
@@ -85,7 +93,7 @@ class _Parser(argparse.ArgumentParser):
     """argparse, but a mistake is one sentence: the twenty lines of usage would bury it."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(_ARGPARSE_ERROR, f"pointsman: {message}; --help lists what there is\n")
+        self.exit(ExitCode.USAGE, f"pointsman: {message}; --help lists what there is\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -136,7 +144,7 @@ def _add_batch(commands: argparse._SubParsersAction[_Parser]) -> None:
     batch.add_argument("--force", action="store_true", help="Overwrite OUT.jsonl and OUT.jsonl.partial.")
     # Whatever POINTSMAN_HOST says: nothing listens.
     batch.set_defaults(host="127.0.0.1")
-    add_flags(batch, only=field_names() - {"host", "port", "insecure"})
+    add_flags(batch, only=field_names() - _SERVING_FIELDS)
 
 
 def get_version() -> str:

@@ -36,6 +36,7 @@ from server.flag_values import (
     parse_int,
     parse_path,
     parse_port,
+    parse_seconds,
     parse_share,
     parse_text,
 )
@@ -193,6 +194,36 @@ class ServerConfig:
         f"The least severe messages that are logged: {', '.join(LOG_LEVELS)}.",
         metavar="LEVEL",
         choices=LOG_LEVELS,
+    )
+    # Lifecycle: how long what may be waited for.
+    drain_timeout_s: float = flag(
+        30.0,
+        parse_factor,
+        "Seconds that running requests get to end once the server is told to stop (SIGTERM, Ctrl-C).",
+        metavar="S",
+        shown_default="30",
+    )
+    watchdog_timeout_s: float = flag(
+        120.0,
+        parse_factor,
+        "Seconds without an end of a step, or without life in the event loop, after which every stream gets an error "
+        "event and the process exits with code 71; loading is exempt. 0 = off.",
+        metavar="S",
+        shown_default="120",
+    )
+    request_read_timeout_s: float = flag(
+        30.0,
+        parse_seconds,
+        "Seconds that a request's head may take to arrive, and then its body; later is 408.",
+        metavar="S",
+        shown_default="30",
+    )
+    stream_write_timeout_s: float = flag(
+        60.0,
+        parse_seconds,
+        "Seconds that a client may leave its answer unread, once the buffers are full; then its requests are aborted.",
+        metavar="S",
+        shown_default="60",
     )
     cache_dir: Path = dataclasses.field(
         default_factory=default_cache_dir,

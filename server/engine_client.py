@@ -8,6 +8,9 @@ from collections.abc import AsyncGenerator
 from engine_core import EngineState
 from server.generation import GenerationOutput, GenerationRequest
 
+# An engine with work in hand whose heart has not beaten for this long should get no new requests.
+MAX_HEARTBEAT_AGE_S = 2.0
+
 
 class EngineClient(ABC):
     """The engine as routes see it."""

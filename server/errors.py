@@ -4,6 +4,7 @@ Exception
 ├── RequestError           this request is refused or has failed; becomes {"error": {...}}
 ├── ClientGoneError        the client has left; there is nobody to tell
 ├── ServerStoppingError    this process ends before the answer does; becomes RequestError(kind=aborted)
+├── EngineStuckError       a step does not come to an end, but this process will; RequestError(kind=engine_stuck)
 └── EngineDeadError        engine_core's; becomes RequestError(kind=engine_dead)
 """
 
@@ -29,6 +30,7 @@ class ErrorKind(enum.StrEnum):
 
     MALFORMED_REQUEST = "malformed_request"
     HEADERS_TOO_LARGE = "headers_too_large"
+    SLOW_REQUEST = "slow_request"
     MALFORMED_BODY = "malformed_body"
     INVALID_VALUE = "invalid_value"
     MISSING_PARAMETER = "missing_parameter"
@@ -42,7 +44,9 @@ class ErrorKind(enum.StrEnum):
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     INTERNAL = "internal"
     NOT_READY = "not_ready"
+    DRAINING = "draining"
     ENGINE_DEAD = "engine_dead"
+    ENGINE_STUCK = "engine_stuck"
     ABORTED = "aborted"
 
 
@@ -70,6 +74,7 @@ _CLIENT, _SERVER, _UNAVAILABLE = "invalid_request_error", "server_error", "servi
 ERROR_TABLE: Mapping[ErrorKind, ErrorReply] = {
     ErrorKind.MALFORMED_REQUEST: ErrorReply(400, _CLIENT, "malformed_request"),
     ErrorKind.HEADERS_TOO_LARGE: ErrorReply(431, _CLIENT, "headers_too_large"),
+    ErrorKind.SLOW_REQUEST: ErrorReply(408, _CLIENT, "slow_request"),
     ErrorKind.MALFORMED_BODY: ErrorReply(400, _CLIENT, "malformed_body"),
     ErrorKind.INVALID_VALUE: ErrorReply(400, _CLIENT, "invalid_value"),
     ErrorKind.MISSING_PARAMETER: ErrorReply(400, _CLIENT, "missing_required_parameter"),
@@ -83,9 +88,14 @@ ERROR_TABLE: Mapping[ErrorKind, ErrorReply] = {
     ErrorKind.UNSUPPORTED_MEDIA_TYPE: ErrorReply(415, _CLIENT, "unsupported_media_type"),
     ErrorKind.INTERNAL: ErrorReply(500, _SERVER, "internal_error", is_final=True),
     ErrorKind.NOT_READY: ErrorReply(503, _UNAVAILABLE, "not_ready", retry_after_s=2),
+    ErrorKind.DRAINING: ErrorReply(503, _UNAVAILABLE, "draining", retry_after_s=2),
     ErrorKind.ENGINE_DEAD: ErrorReply(503, _UNAVAILABLE, "engine_dead"),
+    ErrorKind.ENGINE_STUCK: ErrorReply(503, _UNAVAILABLE, "engine_stuck", retry_after_s=5),
     ErrorKind.ABORTED: ErrorReply(503, _UNAVAILABLE, "aborted", retry_after_s=1),
 }
+
+# After these a connection carries no other request: the rest of the body is not read, or nobody will answer here.
+_CLOSING = frozenset({ErrorKind.BODY_TOO_LARGE, ErrorKind.DRAINING, ErrorKind.ENGINE_STUCK})
 
 
 class RequestError(Exception):
@@ -116,6 +126,10 @@ class ServerStoppingError(Exception):
     """The server was told to stop; the message says so to the client."""
 
 
+class EngineStuckError(Exception):
+    """A step of the engine does not come to an end; the message says so to the client."""
+
+
 def as_request_error(error: Exception) -> RequestError:
     """Return what the client is told about any exception; what nobody foresaw is logged and hidden behind a 500."""
     match error:
@@ -126,6 +140,8 @@ def as_request_error(error: Exception) -> RequestError:
             return RequestError(message, kind=ErrorKind.ENGINE_DEAD)
         case ServerStoppingError():
             return RequestError(str(error), kind=ErrorKind.ABORTED)
+        case EngineStuckError():
+            return RequestError(str(error), kind=ErrorKind.ENGINE_STUCK)
         case HTTPException():
             return _from_http_exception(error)
     logger.error("unhandled error", exc_info=error)
@@ -146,8 +162,7 @@ def build_error_response(error: RequestError, headers: Mapping[str, str] | None 
         all_headers["Retry-After"] = str(reply.retry_after_s)
     if reply.is_final:
         all_headers["x-should-retry"] = "false"
-    if error.kind is ErrorKind.BODY_TOO_LARGE:
-        # The rest of the body is not read, so the connection cannot carry another request.
+    if error.kind in _CLOSING:
         all_headers["Connection"] = "close"
     body = encode_json(build_error_body(error))
     return Response(body, status_code=reply.status, headers=all_headers, media_type="application/json")

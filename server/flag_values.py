@@ -88,6 +88,17 @@ def parse_factor(text: str) -> float:
     return value
 
 
+def parse_seconds(text: str) -> float:
+    """Return a time: a number above 0, not infinite."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"must be a number of seconds, not {text!r}") from None
+    if not (value > 0.0 and math.isfinite(value)):
+        raise ValueError(f"must be a finite number of seconds above 0, not {text}")
+    return value
+
+
 def parse_port(text: str) -> int:
     """Return a TCP port; 0 = any free one."""
     if "://" in text:

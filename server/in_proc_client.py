@@ -9,6 +9,7 @@ from typing import TypeVar
 from engine_core import EngineCoreOutputs, EngineState
 from server.engine_api import EngineFactory, OnState
 from server.engine_client import EngineClient
+from server.errors import ServerStoppingError
 from server.generation import GenerationOutput, GenerationRequest
 from server.output_processor import OutputProcessor
 
@@ -65,9 +66,9 @@ class InProcEngineClient(EngineClient):
             if self._processor.discard(request_id):
                 self._engine.abort_requests([request_id])
 
-    def fail_all(self, reason: str) -> None:
-        """End every live request with a ServerStoppingError that says ``reason``, and abort it in the engine."""
-        request_ids = self._processor.fail_all(reason)
+    def fail_all(self, reason: str, kind: type[Exception] = ServerStoppingError) -> None:
+        """End every live request with an exception that says ``reason``, and abort it in the engine."""
+        request_ids = self._processor.fail_all(reason, kind)
         if request_ids:
             self._engine.abort_requests(request_ids)
 

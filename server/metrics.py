@@ -122,6 +122,11 @@ class ServerMetrics:
         self._counter("http_requests_total", _UNKNOWN, f"{status // 100}xx", _UNKNOWN).inc()
 
     @_never_raises
+    def count_watchdog_near_miss(self) -> None:
+        """Count that the engine or the event loop stood still for half of the watchdog's deadline."""
+        self._counter("pointsman:watchdog_near_misses_total").inc()
+
+    @_never_raises
     def set_cache_config(self, state: EngineState, *, cache_dtype: str, enable_prefix_caching: bool) -> None:
         """Show the KV cache's size and kind; once, when the engine is ready.
 

@@ -190,6 +190,12 @@ _OWN = (
     counter(
         "pointsman:num_stalls_total", "steps", "Steps that gave nobody a token although requests were running.", "0."
     ),
+    counter(
+        "pointsman:watchdog_near_misses_total",
+        "times",
+        "Times that nothing moved for half of `--watchdog-timeout-s`; the log shows what each thread did.",
+        "0.",
+    ),
     counter("pointsman:schedule_time_seconds_total", "seconds", "Time spent deciding what the steps compute."),
     counter("pointsman:update_time_seconds_total", "seconds", "Time spent taking in what the steps computed."),
     MetricRow(

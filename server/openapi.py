@@ -30,6 +30,7 @@ _ALWAYS = (
 # An operation that exists is found, and by its own method.
 _NEVER = (ErrorKind.NOT_FOUND, ErrorKind.METHOD_NOT_ALLOWED)
 _WITH_BODY = tuple(kind for kind in ErrorKind if kind not in _NEVER)
+_NOT_READY = (ErrorKind.NOT_READY, ErrorKind.DRAINING, ErrorKind.ENGINE_DEAD, ErrorKind.ENGINE_STUCK)
 _LOOK_UP = (*_ALWAYS, ErrorKind.MODEL_NOT_FOUND)
 
 
@@ -62,7 +63,7 @@ _TABLE: Mapping[str, _Answers] = {
     "/v1/models": _Answers(reply.ModelList),
     "/v1/models/{model_id}": _Answers(reply.ModelCard, _LOOK_UP),
     "/health": _Answers(reply.Status, (*_ALWAYS, ErrorKind.ENGINE_DEAD), error=reply.NotReadyReply),
-    "/ready": _Answers(reply.Status, (*_ALWAYS, ErrorKind.NOT_READY, ErrorKind.ENGINE_DEAD), error=reply.NotReadyReply),
+    "/ready": _Answers(reply.Status, (*_ALWAYS, *_NOT_READY), error=reply.NotReadyReply),
     "/ping": _Answers(reply.Status),
     "/version": _Answers(reply.VersionReply),
     "/metrics": _Answers(None),

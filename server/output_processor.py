@@ -188,10 +188,10 @@ class OutputProcessor:
         self._metrics.record_step(record, stats)
         return to_abort
 
-    def fail_all(self, reason: str) -> list[str]:
-        """End every live request with a ServerStoppingError that says ``reason``; return their ids, to be aborted."""
+    def fail_all(self, reason: str, kind: type[Exception] = ServerStoppingError) -> list[str]:
+        """End every live request with an exception that says ``reason``; return their ids, to be aborted."""
         request_ids, record = list(self._live), StepRecord()
-        self._fail_all(ServerStoppingError, reason, FinishReason.ABORT, record)
+        self._fail_all(kind, reason, FinishReason.ABORT, record)
         self._metrics.record_step(record, None)
         return request_ids
 

@@ -18,7 +18,9 @@ from server.batch.files import BatchInput, BatchOutput
 from server.batch.job import BatchJob
 from server.chat_template import ChatTemplate, ChatTemplateError
 from server.config import ServerConfig
-from server.daemon import Daemon
+from server.connection import HttpTimeouts
+from server.daemon import Daemon, DaemonHooks, DaemonSettings
+from server.drain import DrainGate
 from server.exit_codes import ExitCode
 from server.fingerprint import compute_fingerprint
 from server.in_proc_client import InProcEngineClient
@@ -64,12 +66,14 @@ class Service:
         loaded: The model.
         client: Of its engine, not yet started.
         app: The application over it.
+        gate: Which the application's requests for generations pass.
         metrics: What the application shows at /metrics.
     """
 
     loaded: LoadedModel
     client: InProcEngineClient
     app: FastAPI
+    gate: DrainGate
     metrics: ServerMetrics
 
 
@@ -111,17 +115,31 @@ def serve(
             state, cache_dtype=loaded.config.model.dtype, enable_prefix_caching=cache.enable_prefix_caching
         )
         report.line(format_memory(state))
+        report.manager.tell_ready(f"Serving {loaded.name} at {url}")
         with contextlib.suppress(OSError):  # whoever reads it may be gone, or its disk be full
             print(format_curl(url, loaded.name, has_chat=loaded.chat_template is not None), flush=True)
 
     return Daemon(
         client=service.client,
         app=service.app,
+        gate=service.gate,
         sock=sock,
         report=report,
-        on_ready=announce,
-        on_refusal=service.metrics.count_refusal,
+        hooks=DaemonHooks(
+            on_ready=announce,
+            on_refusal=service.metrics.count_refusal,
+            on_near_miss=service.metrics.count_watchdog_near_miss,
+        ),
+        settings=_create_daemon_settings(config),
     ).run()
+
+
+def _create_daemon_settings(config: ServerConfig) -> DaemonSettings:
+    return DaemonSettings(
+        drain_timeout_s=config.drain_timeout_s,
+        watchdog_timeout_s=config.watchdog_timeout_s,
+        http=HttpTimeouts(read_s=config.request_read_timeout_s, write_s=config.stream_write_timeout_s),
+    )
 
 
 def run_batch(
@@ -153,6 +171,7 @@ def build_service(config: ServerConfig, *, model: ResolvedModel, version: str) -
     assert loaded.config.model.max_model_len is not None, "resolve() settles it"
     metrics = ServerMetrics(loaded.name, max_model_len=loaded.config.model.max_model_len)
     client = create_client(loaded, metrics)
+    gate = DrainGate()
     app = create_app(
         engine_client=client,
         admission=_create_admission(loaded, client),
@@ -165,8 +184,9 @@ def build_service(config: ServerConfig, *, model: ResolvedModel, version: str) -
             is_strict=config.strict_fields,
             has_forced_usage=config.enable_force_include_usage,
         ),
+        gate=gate,
     )
-    return Service(loaded, client, app, metrics)
+    return Service(loaded, client, app, gate, metrics)
 
 
 def open_model(config: ServerConfig, model: ResolvedModel) -> LoadedModel:

@@ -1,4 +1,4 @@
-"""What the operator reads while the server starts: summary, progress, memory, and a curl that works."""
+"""What the operator reads while the server starts and stops: summary, progress, memory, and a curl that works."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ import sys
 from typing import TextIO
 
 from engine_core import DeviceConfig, EngineConfig, EnginePhase, EngineState
+from server.service_manager import ServiceManager
 
 _PROGRESS_STEPS = 4  # lines of progress where they cannot overwrite each other
 _MIB = 2**20
 
 
 class StartupReport:
-    """Writes to the operator.
+    """Writes to the operator, and tells the service manager.
 
     Args:
         out: A terminal, where progress overwrites itself, or a file.
+        manager: The service manager; None = nobody.
 
     Attributes:
         is_terminal: Whether ``overwrite`` makes sense.
+        manager: As given; it is told of loading and of the end here, of the rest by whoever knows.
     """
 
-    def __init__(self, out: TextIO | None = None) -> None:
+    def __init__(self, out: TextIO | None = None, manager: ServiceManager | None = None) -> None:
+        self.manager = manager or ServiceManager()
         self._out = out if out is not None else sys.stderr
         self.is_terminal = self._out.isatty()
         self._is_line_open = False
@@ -45,11 +49,24 @@ class StartupReport:
     def loading(self, state: EngineState) -> None:
         """Show how far loading is."""
         text = f"Loading {state.progress:4.0%}  {state.detail}"
+        self.manager.tell_status(text)
         if self.is_terminal:
             self.overwrite(text)
         elif (quarter := int(state.progress * _PROGRESS_STEPS)) > self._last_quarter:
             self._last_quarter = quarter
             self.line(text)
+
+    def stopping(self, num_requests: int, timeout_s: float) -> None:
+        """Say that the end has begun.
+
+        Args:
+            num_requests: That still run.
+            timeout_s: So long they may.
+        """
+        what = "1 request has" if num_requests == 1 else f"{num_requests} requests have"
+        waits = f" when {what} ended, or in {timeout_s:g} s" if num_requests else ""
+        self.manager.tell_stopping(f"Stopping{waits}")
+        self.line(f"Stopping{waits}; once more stops at once.")
 
     def _write(self, text: str) -> None:
         # Whoever read this may be gone, with its end of the pipe: the server goes on, and above all can be stopped.

@@ -207,6 +207,17 @@ def test_progress_ages_only_with_work_in_hand() -> None:
     assert fixture.core.seconds_since_progress() == 0.0
 
 
+def test_a_pause_is_no_standstill() -> None:
+    fixture = CoreFixture()
+    fixture.add("a")
+    fixture.scheduler.pause(PauseState.PAUSED_ALL)
+    fixture.core._drain_input(block=False)
+    fixture.now = 103.0
+    assert fixture.core.seconds_since_progress() > 0.0
+    fixture.core.step()
+    assert fixture.core.seconds_since_progress() == 0.0
+
+
 def test_waking_up_never_shows_the_age_of_the_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
     fixture, ages = CoreFixture(), []
 

@@ -12,7 +12,7 @@ import pytest
 
 from engine_core.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine_core.engine import Engine, open_checkpoint
-from engine_core.errors import ConfigError, EngineDeadError
+from engine_core.errors import ConfigError, EngineDeadError, EngineFailure
 from engine_core.messages import EngineCoreOutputs, EngineCoreRequest, EnginePhase, EngineState, FinishReason
 from engine_core.model.runner import ModelRunner
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
@@ -101,6 +101,7 @@ def test_a_pool_that_memory_does_not_hold_is_a_sentence_not_a_kill(checkpoint: P
     state, published = load(checkpoint, num_blocks=10**9)
     assert state.phase is EnginePhase.DEAD
     assert "at most" in state.detail
+    assert state.failure is EngineFailure.MEMORY
     assert [message.engine_error for message in published] == [state.detail]
 
 

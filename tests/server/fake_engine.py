@@ -11,6 +11,7 @@ from engine_core import (
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineDeadError,
+    EngineFailure,
     EnginePhase,
     EngineState,
     FinishReason,
@@ -66,6 +67,7 @@ class FakeEngine:
         self.aborts: list[list[str]] = []
         self.shutdown_timeouts: list[float] = []
         self.ends_in_time = True
+        self.heartbeat_age_s = 0.25
 
     def start(self) -> None:
         self.set_state(READY)
@@ -80,7 +82,7 @@ class FakeEngine:
         self.aborts.append(list(request_ids))
 
     def seconds_since_progress(self) -> float:
-        return 0.25
+        return self.heartbeat_age_s
 
     def shutdown(self, timeout_s: float) -> bool:
         self.shutdown_timeouts.append(timeout_s)
@@ -95,8 +97,8 @@ class FakeEngine:
     def step(self, *outputs: EngineCoreOutput, stats: SchedulerStats | None = None) -> None:
         self._publish(EngineCoreOutputs(list(outputs), stats))
 
-    def die(self, reason: str) -> None:
-        self.set_state(EngineState(EnginePhase.DEAD, reason))
+    def die(self, reason: str, failure: EngineFailure = EngineFailure.FAULT) -> None:
+        self.set_state(EngineState(EnginePhase.DEAD, reason, failure=failure))
         self._publish(EngineCoreOutputs([], engine_error=reason))
 
 
