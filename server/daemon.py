@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 from collections.abc import Callable
 
 from starlette.types import ASGIApp
@@ -62,6 +63,10 @@ class Daemon:
         self._linger_s = linger_s
         self._hard_exit = hard_exit
         self._end: asyncio.Future[ExitCode] | None = None
+
+    def use_tls(self, context: ssl.SSLContext) -> None:
+        """Encrypt connections; call before running."""
+        self._http.use_tls(context)
 
     def run(self) -> ExitCode:
         """Serve, on an event loop of its own; return how the process should end."""

@@ -181,7 +181,8 @@ class LimitedHttpToolsProtocol(HttpToolsProtocol):
         for name, value in (*self.server_state.default_headers, *response.raw_headers):
             head += (name, b": ", value, b"\r\n")
         self.transport.write(b"".join((*head, b"\r\n", bytes(response.body))))
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS knows no half of a connection
+            self.transport.write_eof()
         self.flow.resume_reading()
         self._unset_keepalive_if_required()
         self.loop.call_later(_LINGER_S, self.transport.close)

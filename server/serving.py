@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from engine_core import EngineConfig, EngineState
 from engine_core.engine import Checkpoint, Engine, open_checkpoint, resolve_config
+from server.access import Access
 from server.admission import Admission, SamplingDefaults
 from server.app import AppSettings, create_app
 from server.batch.files import BatchInput, BatchOutput
@@ -73,7 +74,13 @@ class Service:
 
 
 def serve(
-    config: ServerConfig, *, model: ResolvedModel, sock: socket.socket, report: StartupReport, version: str
+    config: ServerConfig,
+    *,
+    model: ResolvedModel,
+    sock: socket.socket,
+    report: StartupReport,
+    version: str,
+    access: Access,
 ) -> ExitCode:
     """Serve until told to stop, or until the engine dies.
 
@@ -83,6 +90,7 @@ def serve(
         sock: Bound, not listening yet.
         report: To the operator.
         version: Of Pointsman.
+        access: Who may come in.
 
     Raises:
         CheckpointError: The model's files are incomplete or of no supported kind.
@@ -90,10 +98,10 @@ def serve(
         ListenError: The port was opened by another program meanwhile.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    service = build_service(config, model=model, version=version)
+    service = build_service(config, model=model, version=version, access=access)
     loaded = service.loaded
     listen(sock)
-    url = format_url(config.host, sock.getsockname()[1])
+    url = format_url(config.host, sock.getsockname()[1], is_tls=access.tls is not None)
     report.line(
         format_summary(
             version=version,
@@ -110,16 +118,22 @@ def serve(
             state, cache_dtype=loaded.config.model.dtype, enable_prefix_caching=cache.enable_prefix_caching
         )
         report.line(format_memory(state))
-        print(format_curl(url, loaded.name, has_chat=loaded.chat_template is not None), flush=True)
+        curl = format_curl(
+            url, loaded.name, has_chat=loaded.chat_template is not None, needs_key=access.keys is not None
+        )
+        print(curl, flush=True)
 
-    return Daemon(
+    daemon = Daemon(
         client=service.client,
         app=service.app,
         sock=sock,
         report=report,
         on_ready=announce,
         on_refusal=service.metrics.count_refusal,
-    ).run()
+    )
+    if access.tls is not None:
+        daemon.use_tls(access.tls)
+    return daemon.run()
 
 
 def run_batch(
@@ -145,8 +159,15 @@ def run_batch(
     return job.run()
 
 
-def build_service(config: ServerConfig, *, model: ResolvedModel, version: str) -> Service:
-    """Put together everything that serves one model; nothing is started. Errors as for open_model."""
+def build_service(config: ServerConfig, *, model: ResolvedModel, version: str, access: Access | None = None) -> Service:
+    """Put together everything that serves one model; nothing is started. Errors as for open_model.
+
+    Args:
+        config: The server's.
+        model: What to serve.
+        version: Of Pointsman.
+        access: Who may come in; None = whoever holds the application.
+    """
     loaded = open_model(config, model)
     assert loaded.config.model.max_model_len is not None, "resolve() settles it"
     metrics = ServerMetrics(loaded.name, max_model_len=loaded.config.model.max_model_len)
@@ -162,6 +183,7 @@ def build_service(config: ServerConfig, *, model: ResolvedModel, version: str) -
             architecture=loaded.checkpoint.arch.architecture,
             is_strict=config.strict_fields,
             has_forced_usage=config.enable_force_include_usage,
+            access=access or Access(),
         ),
     )
     return Service(loaded, client, app, metrics)
