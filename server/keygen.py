@@ -8,8 +8,8 @@ from server.api_keys import format_digest_line, generate_key, parse_key_name, pa
 from server.flag_values import as_argparse_type
 from server.startup_report import StartupReport
 
-DESCRIPTION = """Make an API key. Standard output gets the key, for whoever is to use it, and nothing else; standard error
-gets the line for the server's --api-keys-file, which holds only the key's digest. The key is kept nowhere."""
+DESCRIPTION = """Make an API key. Standard output gets the key, for whoever is to use it, and nothing else; standard
+error gets the line for the server's --api-keys-file, which holds only the key's digest. The key is kept nowhere."""
 
 
 def add_keygen_flags(parser: argparse.ArgumentParser) -> None:

@@ -87,7 +87,8 @@ def _build_status(status_code: int, state: EngineState, message: str, kind: Erro
     error = RequestError(message, kind=kind)
     body: dict[str, Any] = {
         "status": state.phase.value,
-        "detail": state.detail,
+        # Why the engine died is for the log: an exception's words tell of files and addresses.
+        "detail": "" if state.phase is EnginePhase.DEAD else state.detail,
         "progress": round(state.progress, 3),
         **build_error_body(error),
     }
