@@ -85,7 +85,7 @@ def test_a_template_made_to_hurt_is_stopped(source: str) -> None:
 
 @pytest.mark.parametrize("name", ["lipsum", "urlize", "pprint", "random"])
 def test_what_no_chat_needs_is_not_there(name: str) -> None:
-    source = "{{ lipsum(n=10**9) }}" if name == "lipsum" else "{{ 'x' | %s }}" % name
+    source = "{{ lipsum(n=10**9) }}" if name == "lipsum" else "{{ 'x' | NAME }}".replace("NAME", name)
     with pytest.raises(ChatTemplateError):
         render(source)
 
@@ -114,25 +114,17 @@ def test_a_very_long_source_is_refused_before_it_is_compiled() -> None:
         ("{{ 2 ** 10 }} {{ 7 % 3 }} {{ 'ab' * 2 }} {{ [0] * 2 }}", "1024 1 abab [0, 0]"),
         ("{{ {'a': [1, {'b': none}]} | tojson }} {{ [1] | tojson(indent=2) }}", '{"a": [1, {"b": null}]} [\n  1\n]'),
         ("{{ 'it <b>' | e | safe }} {{ ' x ' | trim }} {{ 'a,b' | replace(',', ';') }}", "it &lt;b&gt; x a;b"),
-        (
-            "{% macro f(function, context, value) %}{{ function }}{{ value }}{% endmacro %}{{ f(function=1, value=2) }}",
-            "12",
-        ),
+        ("{% macro f(function, context) %}{{ function }}{% endmacro %}{{ f(function=1, context=2) }}", "1"),
         ("{% for m in messages recursive %}{{ loop.index }}/{{ loop.length }}{% endfor %}", "1/1"),
         ("{{ x | default(10 ** 9) }} {{ '12' | int }} {{ 'abc' | truncate(2, true, '') }}", "1000000000 12 ab"),
         ("{% filter upper %}a{% endfilter %}", "A"),
         ("{{ namespace(x=1) }}", "<namespace>"),
         ("{% for k, v in {'b': 1, 'a': 2} | dictsort %}{{ k }}{{ v }}{% endfor %}", "a2b1"),
         ("{% for k, v in {'b': 1}.items() %}{{ k }}{{ v }}{% endfor %}{{ {'a': 1} | items | list }}", "b1[('a', 1)]"),
-        ("{% call(x) [1]|map('string')|first|string and f() %}{% endcall %}", None),
     ],
 )
-def test_ordinary_templates_do_not_notice(source: str, text: str | None) -> None:
-    if text is None:
-        with pytest.raises(ChatTemplateError):
-            render(source)
-    else:
-        assert render(source) == text
+def test_ordinary_templates_do_not_notice(source: str, text: str) -> None:
+    assert render(source) == text
 
 
 def test_an_objects_place_in_memory_is_not_told() -> None:
@@ -149,14 +141,6 @@ def test_a_templates_own_sentence_is_cut() -> None:
     with pytest.raises(ChatTemplateError) as caught:
         render("{{ raise_exception('x' * 100000) }}")
     assert len(str(caught.value)) == 1000
-
-
-def test_time_that_the_thread_did_not_spend_computing_does_not_count() -> None:
-    class Slow(str):
-        pass
-
-    template = ChatTemplate("{% for i in range(300) %}{{ i }}{% endfor %}")
-    assert template.render(CHAT).endswith("299")
 
 
 def test_the_limit_is_told_apart_from_a_refusal() -> None:

@@ -17,6 +17,8 @@ from server.secret import Secret
 from server.tls import TlsFiles, create_context
 from tests.server.tls_files import CERT_A, CERT_B, ENCRYPTED_KEY_A, KEY_A, KEY_B, PASSWORD
 
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
 
 def write(directory: Path, name: str, text: str) -> Path:
     path = directory / name
@@ -85,7 +87,7 @@ async def test_an_encrypted_request_is_answered_as_https(files: TlsFiles) -> Non
 async def test_a_request_in_plain_text_gets_nothing(files: TlsFiles) -> None:
     async with serving(load(files)) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        writer.write(GET)
         assert b"200" not in await asyncio.wait_for(reader.read(), 10)
         writer.close()
         assert (await ask(port, trust(CERT_A))).endswith(b"https"), "and nobody else is disturbed"
