@@ -105,7 +105,7 @@ def test_templates_are_rendered_by_one_sandbox() -> None:
         str(path.relative_to(ROOT)) for path in source_files() if "jinja2" in {n.split(".")[0] for n in imports(path)}
     }
     assert makers == {"server/chat_template.py", "server/template_sandbox.py"}
-    assert not any("Environment" in name or "Template" == name for name in calls(ROOT / "server/chat_template.py"))
+    assert not any("Environment" in name or name == "Template" for name in calls(ROOT / "server/chat_template.py"))
 
 
 def test_the_rules_notice_what_they_forbid(tmp_path: Path) -> None:
