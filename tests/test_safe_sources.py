@@ -77,6 +77,15 @@ def test_nothing_unpickles_and_no_data_becomes_code(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_path_is_put_together_with_the_host_header(path: Path) -> None:
+    """CVE-2026-48710: `request.url` is, so that its path may be another than the one that was routed."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        is_url = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute) and node.value.attr == "url"
+        assert not is_url, f"{path} reads a part of a url: take scope['path']"
+    assert "URL" not in set(calls(path))
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_programs_are_started_in_few_places(path: Path) -> None:
     if str(path.relative_to(ROOT)) in MAY_START_PROGRAMS:
         return

@@ -53,7 +53,7 @@ def check_refusal(response: httpx.Response, status: int, code: str) -> dict[str,
 
 # ---------------------------------------------------------------------- who gets in
 @pytest.mark.parametrize("path", sorted({route.path for route in list_routes(build_app(FakeEngineClient()))}))
-@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS"])
 async def test_without_a_key_nothing_answers_but_what_is_open(method: str, path: str) -> None:
     response = await ask(method, path)
     assert (response.status_code == 401) == (path not in OPEN_PATHS)
