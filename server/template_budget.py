@@ -13,6 +13,8 @@ from typing import Any
 # Far above what any prompt needs, far below what hurts.
 MAX_CHARACTERS = 32 * 1024 * 1024
 MAX_LOOP_STEPS = 1_000_000
+# Of all that a render makes, kept or not: the largest body, passed through a dozen filters.
+MAX_MADE_CHARACTERS = 8 * MAX_CHARACTERS
 # Of its thread, which other work does not make longer. The largest body with the most messages takes a third of it.
 MAX_CPU_S = 2.0
 _STEPS_A_LOOK = 128
@@ -43,6 +45,7 @@ class RenderBudget:
         self._cpu_clock = cpu_clock
         self._end_time = cpu_clock() + MAX_CPU_S
         self._num_steps = 0
+        self._num_made = 0
 
     def count(self, iterable: Iterable[Any]) -> Iterator[Any]:
         """Yield what a loop walks through; each item is a step."""
@@ -53,6 +56,21 @@ class RenderBudget:
             if self._num_steps % _STEPS_A_LOOK == 0:
                 self.check_time()
             yield item
+
+    def take_result(self, result: Any) -> Any:
+        """Return what an operator, call or filter has made, counted by its size; what it makes later is steps."""
+        if isinstance(result, str | bytes):
+            check_size(len(result))
+        elif isinstance(result, list | tuple):
+            check_items(len(result))
+        elif isinstance(result, Iterator):
+            return self.count(result)
+        else:
+            return result
+        self._num_made += len(result)
+        if self._num_made > MAX_MADE_CHARACTERS:
+            raise TemplateLimitError("The model's chat template makes too much of these messages; send fewer.")
+        return result
 
     def check_time(self) -> None:
         """Raise once the time is up."""

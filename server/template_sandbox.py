@@ -46,13 +46,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         check_operation(operator, left, right)
-        return super().call_binop(context, operator, left, right)
+        return budget_of(context).take_result(super().call_binop(context, operator, left, right))
 
     # Positional only: a macro may have a parameter of any name.
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        budget_of(context).check_time()
+        budget = budget_of(context)
+        budget.check_time()
         args = _check_call(context, function, args, kwargs)
-        return _check_result(context, super().call(context, function, *args, **kwargs))
+        return budget.take_result(super().call(context, function, *args, **kwargs))
 
 
 class _TemplateNamespace(Namespace):
@@ -146,7 +147,8 @@ def _count_steps(context: Context, iterable: Any) -> Iterator[Any]:
 def _join_texts(context: Context, items: list[Any]) -> str:
     budget_of(context).check_time()
     check_join("", items)
-    return "".join(map(str, items))
+    text: str = budget_of(context).take_result("".join(map(str, items)))
+    return text
 
 
 def _guard(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -156,10 +158,11 @@ def _guard(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @pass_context
     @functools.wraps(function)
     def guarded(context: Context, value: Any, /, *args: Any, **kwargs: Any) -> Any:
-        budget_of(context).check_time()
+        budget = budget_of(context)
+        budget.check_time()
         if check_arguments is not None:
             check_arguments(value, *args, **kwargs)
-        return _check_result(context, function(*_first_argument(context, function), value, *args, **kwargs))
+        return budget.take_result(function(*_first_argument(context, function), value, *args, **kwargs))
 
     return guarded
 
@@ -181,14 +184,6 @@ def _first_argument(context: Context, function: Callable[..., Any]) -> tuple[Any
     wanted = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
     given = {"context": context, "eval_context": context.eval_ctx, "environment": context.environment}
     return () if wanted is None else (given[wanted],)
-
-
-def _check_result(context: Context, result: Any) -> Any:
-    if isinstance(result, str | bytes):
-        check_size(len(result))
-    elif isinstance(result, Iterator):
-        return budget_of(context).count(result)
-    return result
 
 
 def _check_indent(text: Any, width: Any = 4, *args: Any, **kwargs: Any) -> None:
