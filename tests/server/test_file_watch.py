@@ -85,14 +85,13 @@ def test_a_file_that_goes_and_comes_back_is_read(path: Path) -> None:
 
 async def test_sighup_reads_all_again_until_it_is_stopped(path: Path) -> None:
     reader = Reader(path)
-    before = signal.getsignal(signal.SIGHUP)
     watch = FileWatch([WatchedFiles("the file", (path,), reader)], interval_s=3600)
     watch.start()
     os.kill(os.getpid(), signal.SIGHUP)
     await asyncio.wait_for(reader.has_read.wait(), 10)
     watch.stop()
     assert reader.texts == ["one"]
-    assert signal.getsignal(signal.SIGHUP) == before
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
 
 
 async def test_changes_are_found_by_themselves(path: Path) -> None:
