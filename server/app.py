@@ -13,6 +13,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from engine_core import EngineDeadError
+from server.access import Access, add_access_middleware
+from server.access_refusals import AccessMetrics
 from server.admission import Admission
 from server.drain import DrainGate, DrainMiddleware
 from server.engine_client import EngineClient
@@ -37,7 +39,7 @@ from server.streaming import StreamTiming
 _STATUS_CLIENT_GONE = 499
 
 
-class Metrics(FieldMetrics, HttpMetrics, ops.MetricsPage, Protocol):
+class Metrics(FieldMetrics, HttpMetrics, AccessMetrics, ops.MetricsPage, Protocol):
     """What the app asks of the server's metrics."""
 
 
@@ -53,6 +55,7 @@ class AppSettings:
         is_strict: Unknown request fields are refused.
         has_forced_usage: Every stream tells its usage, whether or not it is asked for.
         timing: Of streams.
+        access: Who may come in.
     """
 
     served_model_name: str
@@ -62,6 +65,7 @@ class AppSettings:
     is_strict: bool = False
     has_forced_usage: bool = False
     timing: StreamTiming = field(default_factory=StreamTiming)
+    access: Access = field(default_factory=Access)
 
 
 def create_app(
@@ -85,7 +89,9 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        settings.access.watch.start()
         yield
+        settings.access.watch.stop()
         admission.threads.close()
 
     name = settings.served_model_name
@@ -135,6 +141,7 @@ def create_app(
     app.add_middleware(LastCatchMiddleware)
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(DrainMiddleware, gate=gate)
+    add_access_middleware(app, settings.access, metrics)
     app.add_middleware(RequestLabelMiddleware)
     app.add_middleware(HttpMetricsMiddleware, metrics=metrics)
     app.openapi = create_openapi(app)  # type: ignore[method-assign]

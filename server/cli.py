@@ -14,13 +14,17 @@ from importlib import metadata
 from typing import NoReturn
 
 from engine_core import CapacityError, CheckpointError, ConfigError, EngineError
+from server.access import open_access
 from server.batch.files import BatchFileError, open_files
 from server.bench.command import DESCRIPTION as BENCH_DESCRIPTION
 from server.bench.command import BenchFileError, add_bench_flags, run_bench
 from server.bench.target import BenchError
-from server.config import ServerConfig, add_flags, build_config, field_names
+from server.config import HTTP_FIELDS, ServerConfig, add_flags, build_config, field_names
 from server.exit_codes import ExitCode
+from server.keygen import DESCRIPTION as KEYGEN_DESCRIPTION
+from server.keygen import add_keygen_flags, run_keygen
 from server.listener import ListenError, bind
+from server.log_text import SafeFormatter
 from server.model_resolver import ModelResolveError, fetch_embedded_model, resolve_model
 from server.service_manager import ServiceManager
 from server.standard_streams import settle_standard_streams
@@ -42,13 +46,6 @@ _LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _CHATTY_LOGGERS = ("uvicorn", "httpx", "httpcore", "huggingface_hub", "filelock", "urllib3", "asyncio")
 # Four a number of rows, hence for 16 numbers of rows: measured, 40 MB after 40 of them instead of 100, and no more.
 _MAX_CACHED_PROGRAMS = 64
-# Of serve's flags, what batch has no use for: nothing listens, and nobody waits.
-_SERVING_FIELDS = frozenset(
-    {
-        *("host", "port", "insecure"),
-        *("drain_timeout_s", "watchdog_timeout_s", "request_read_timeout_s", "stream_write_timeout_s"),
-    }
-)
 
 _Command = Callable[[argparse.Namespace, ServerConfig, StartupReport], int]
 
@@ -77,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "bench":  # no engine of ours, hence none of its settings
             return run_bench(arguments, report)
+        if arguments.command == "keygen":
+            return run_keygen(arguments, report)
         _bound_library_memory(os.environ)
         return _run(arguments, os.environ, report)
     except KeyboardInterrupt:
@@ -111,6 +110,9 @@ def build_parser() -> argparse.ArgumentParser:
             "bench", help="put a load on a server and time it", description=BENCH_DESCRIPTION, allow_abbrev=False
         )
     )
+    add_keygen_flags(
+        commands.add_parser("keygen", help="make an API key", description=KEYGEN_DESCRIPTION, allow_abbrev=False)
+    )
     fetch = commands.add_parser(
         "fetch", help="download the embedded model, unless it is there", epilog=_ENV_NOTE, allow_abbrev=False
     )
@@ -144,7 +146,7 @@ def _add_batch(commands: argparse._SubParsersAction[_Parser]) -> None:
     batch.add_argument("--force", action="store_true", help="Overwrite OUT.jsonl and OUT.jsonl.partial.")
     # Whatever POINTSMAN_HOST says: nothing listens.
     batch.set_defaults(host="127.0.0.1")
-    add_flags(batch, only=field_names() - _SERVING_FIELDS)
+    add_flags(batch, only=field_names() - HTTP_FIELDS)
 
 
 def get_version() -> str:
@@ -194,13 +196,14 @@ def _batch(arguments: argparse.Namespace, config: ServerConfig, report: StartupR
 
 
 def _serve(arguments: argparse.Namespace, config: ServerConfig, report: StartupReport) -> int:
+    access = open_access(config)
     # The port first: it is not worth a download to learn that it is taken.
     with bind(config.host, config.port) as sock:
         model = resolve_model(config.model, progress=report.line, cache_dir=config.cache_dir)
         # Not at the top: it imports torch, and --version, --help and every mistake above are answered without.
         from server.serving import serve
 
-        return serve(config, model=model, sock=sock, report=report, version=get_version())
+        return serve(config, model=model, sock=sock, report=report, version=get_version(), access=access)
 
 
 def _bound_library_memory(environment: MutableMapping[str, str]) -> None:
@@ -218,7 +221,9 @@ def set_up_logging(level: str) -> None:
     Args:
         level: One of config.LOG_LEVELS.
     """
-    logging.basicConfig(level=level.upper(), format=_LOG_FORMAT, stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(SafeFormatter(_LOG_FORMAT))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
     if level != "debug":
         for name in _CHATTY_LOGGERS:
             logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))

@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -102,6 +103,10 @@ class Daemon:
         self._num_signals = 0
         self._end: asyncio.Event | None = None
         self._code = ExitCode.OK
+
+    def use_tls(self, context: ssl.SSLContext) -> None:
+        """Encrypt connections; call before running."""
+        self._http.use_tls(context)
 
     def run(self) -> ExitCode:
         """Serve, on an event loop of its own; return how the process should end."""

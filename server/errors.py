@@ -31,6 +31,10 @@ class ErrorKind(enum.StrEnum):
     MALFORMED_REQUEST = "malformed_request"
     HEADERS_TOO_LARGE = "headers_too_large"
     SLOW_REQUEST = "slow_request"
+    INVALID_API_KEY = "invalid_api_key"
+    INSUFFICIENT_SCOPE = "insufficient_scope"
+    ORIGIN_NOT_ALLOWED = "origin_not_allowed"
+    HOST_NOT_ALLOWED = "host_not_allowed"
     MALFORMED_BODY = "malformed_body"
     INVALID_VALUE = "invalid_value"
     MISSING_PARAMETER = "missing_parameter"
@@ -75,6 +79,10 @@ ERROR_TABLE: Mapping[ErrorKind, ErrorReply] = {
     ErrorKind.MALFORMED_REQUEST: ErrorReply(400, _CLIENT, "malformed_request"),
     ErrorKind.HEADERS_TOO_LARGE: ErrorReply(431, _CLIENT, "headers_too_large"),
     ErrorKind.SLOW_REQUEST: ErrorReply(408, _CLIENT, "slow_request"),
+    ErrorKind.INVALID_API_KEY: ErrorReply(401, _CLIENT, "invalid_api_key"),
+    ErrorKind.INSUFFICIENT_SCOPE: ErrorReply(403, _CLIENT, "insufficient_scope"),
+    ErrorKind.ORIGIN_NOT_ALLOWED: ErrorReply(403, _CLIENT, "origin_not_allowed"),
+    ErrorKind.HOST_NOT_ALLOWED: ErrorReply(421, _CLIENT, "host_not_allowed"),
     ErrorKind.MALFORMED_BODY: ErrorReply(400, _CLIENT, "malformed_body"),
     ErrorKind.INVALID_VALUE: ErrorReply(400, _CLIENT, "invalid_value"),
     ErrorKind.MISSING_PARAMETER: ErrorReply(400, _CLIENT, "missing_required_parameter"),

@@ -238,7 +238,7 @@ class LimitedHttpToolsProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self.transport.write(build_refusal(error, self.server_state.default_headers))
-        if self.transport.can_write_eof():  # TLS cannot
+        if self.transport.can_write_eof():  # TLS knows no half of a connection
             self.transport.write_eof()
         self.flow.resume_reading()
         self._unset_keepalive_if_required()

@@ -9,6 +9,7 @@ import functools
 import importlib.util
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 
 import uvicorn
@@ -30,6 +31,12 @@ class ListenError(Exception):
 
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers: the daemon decides what a signal means, and which exit code follows."""
+
+    def use_tls(self, context: ssl.SSLContext) -> None:
+        """Encrypt connections; call before serving."""
+        # Not by Config's own arguments, which read the files once and know no minimum version.
+        self.config.load()
+        self.config.ssl = context
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -127,6 +127,15 @@ class ServerMetrics:
         self._counter("pointsman:watchdog_near_misses_total").inc()
 
     @_never_raises
+    def count_access_refusal(self, reason: str) -> None:
+        """Count a request that did not come in.
+
+        Args:
+            reason: A Refusal's value.
+        """
+        self._counter("pointsman:access_refusals_total", reason).inc()
+
+    @_never_raises
     def set_cache_config(self, state: EngineState, *, cache_dtype: str, enable_prefix_caching: bool) -> None:
         """Show the KV cache's size and kind; once, when the engine is ready.
 

@@ -206,6 +206,17 @@ _OWN = (
         labels=("field",),
         tells="A name that rises is a typing error or a feature that somebody misses.",
     ),
+    by_label(
+        "reason",
+        ("no_key", "unknown_key", "scope", "host", "origin"),
+        counter(
+            "pointsman:access_refusals_total",
+            "requests",
+            "Requests that did not come in: without a key, with an unknown one or one of too small a scope, for "
+            "another host, from another site's page.",
+            "Flat. `unknown_key` rising steadily: somebody tries keys, or a client has an old one.",
+        ),
+    ),
     MetricRow(
         name="http_requests_total",
         kind="counter",

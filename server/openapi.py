@@ -27,11 +27,13 @@ _ALWAYS = (
     ErrorKind.BODY_TOO_LARGE,
     ErrorKind.INTERNAL,
 )
+# Of every path that may need a key.
+_CLOSED = (*_ALWAYS, ErrorKind.INVALID_API_KEY, ErrorKind.INSUFFICIENT_SCOPE, ErrorKind.HOST_NOT_ALLOWED)
 # An operation that exists is found, and by its own method.
 _NEVER = (ErrorKind.NOT_FOUND, ErrorKind.METHOD_NOT_ALLOWED)
 _WITH_BODY = tuple(kind for kind in ErrorKind if kind not in _NEVER)
 _NOT_READY = (ErrorKind.NOT_READY, ErrorKind.DRAINING, ErrorKind.ENGINE_DEAD, ErrorKind.ENGINE_STUCK)
-_LOOK_UP = (*_ALWAYS, ErrorKind.MODEL_NOT_FOUND)
+_LOOK_UP = (*_CLOSED, ErrorKind.MODEL_NOT_FOUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class _Answers:
     """
 
     ok: type[BaseModel] | None
-    errors: tuple[ErrorKind, ...] = _ALWAYS
+    errors: tuple[ErrorKind, ...] = _CLOSED
     chunk: type[BaseModel] | None = None
     error: type[BaseModel] = reply.ErrorReply
     is_list: bool = False
@@ -64,19 +66,19 @@ _TABLE: Mapping[str, _Answers] = {
     "/v1/models/{model_id}": _Answers(reply.ModelCard, _LOOK_UP),
     "/health": _Answers(reply.Status, (*_ALWAYS, ErrorKind.ENGINE_DEAD), error=reply.NotReadyReply),
     "/ready": _Answers(reply.Status, (*_ALWAYS, *_NOT_READY), error=reply.NotReadyReply),
-    "/ping": _Answers(reply.Status),
+    "/ping": _Answers(reply.Status, _ALWAYS),
     "/version": _Answers(reply.VersionReply),
     "/metrics": _Answers(None),
     "/load": _Answers(reply.LoadReply),
     "/get_load": _Answers(reply.WorkerLoadReply),
     "/is_sleeping": _Answers(reply.SleepReply),
-    "/get_server_info": _Answers(reply.KVBlockInfo, (*_ALWAYS, ErrorKind.NOT_READY)),
+    "/get_server_info": _Answers(reply.KVBlockInfo, (*_CLOSED, ErrorKind.NOT_READY)),
     "/server_info": _Answers(reply.WorkerInfo),
     "/model_info": _Answers(reply.ModelInfo),
 }
 _DESCRIPTION = (
     "OpenAI's HTTP API, with vLLM's extensions. Every answer has an X-Request-Id; a 503 that is worth another try has "
-    "a Retry-After."
+    "a Retry-After. Where the server has keys, send `Authorization: Bearer KEY`."
 )
 
 

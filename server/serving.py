@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from engine_core import EngineConfig, EngineState
 from engine_core.engine import Checkpoint, Engine, open_checkpoint, resolve_config
+from server.access import Access
 from server.admission import Admission, SamplingDefaults
 from server.app import AppSettings, create_app
 from server.batch.files import BatchInput, BatchOutput
@@ -78,7 +79,13 @@ class Service:
 
 
 def serve(
-    config: ServerConfig, *, model: ResolvedModel, sock: socket.socket, report: StartupReport, version: str
+    config: ServerConfig,
+    *,
+    model: ResolvedModel,
+    sock: socket.socket,
+    report: StartupReport,
+    version: str,
+    access: Access,
 ) -> ExitCode:
     """Serve until told to stop, or until the engine dies.
 
@@ -88,6 +95,7 @@ def serve(
         sock: Bound, not listening yet.
         report: To the operator.
         version: Of Pointsman.
+        access: Who may come in.
 
     Raises:
         CheckpointError: The model's files are incomplete or of no supported kind.
@@ -95,10 +103,10 @@ def serve(
         ListenError: The port was opened by another program meanwhile.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    service = build_service(config, model=model, version=version)
+    service = build_service(config, model=model, version=version, access=access)
     loaded = service.loaded
     listen(sock)
-    url = format_url(config.host, sock.getsockname()[1])
+    url = format_url(config.host, sock.getsockname()[1], is_tls=access.tls is not None)
     report.line(
         format_summary(
             version=version,
@@ -116,10 +124,13 @@ def serve(
         )
         report.line(format_memory(state))
         report.manager.tell_ready(f"Serving {loaded.name} at {url}")
+        curl = format_curl(
+            url, loaded.name, has_chat=loaded.chat_template is not None, needs_key=access.keys is not None
+        )
         with contextlib.suppress(OSError):  # whoever reads it may be gone, or its disk be full
-            print(format_curl(url, loaded.name, has_chat=loaded.chat_template is not None), flush=True)
+            print(curl, flush=True)
 
-    return Daemon(
+    daemon = Daemon(
         client=service.client,
         app=service.app,
         gate=service.gate,
@@ -131,7 +142,10 @@ def serve(
             on_near_miss=service.metrics.count_watchdog_near_miss,
         ),
         settings=_create_daemon_settings(config),
-    ).run()
+    )
+    if access.tls is not None:
+        daemon.use_tls(access.tls)
+    return daemon.run()
 
 
 def _create_daemon_settings(config: ServerConfig) -> DaemonSettings:
@@ -165,8 +179,15 @@ def run_batch(
     return job.run()
 
 
-def build_service(config: ServerConfig, *, model: ResolvedModel, version: str) -> Service:
-    """Put together everything that serves one model; nothing is started. Errors as for open_model."""
+def build_service(config: ServerConfig, *, model: ResolvedModel, version: str, access: Access | None = None) -> Service:
+    """Put together everything that serves one model; nothing is started. Errors as for open_model.
+
+    Args:
+        config: The server's.
+        model: What to serve.
+        version: Of Pointsman.
+        access: Who may come in; None = whoever holds the application.
+    """
     loaded = open_model(config, model)
     assert loaded.config.model.max_model_len is not None, "resolve() settles it"
     metrics = ServerMetrics(loaded.name, max_model_len=loaded.config.model.max_model_len)
@@ -183,6 +204,7 @@ def build_service(config: ServerConfig, *, model: ResolvedModel, version: str) -
             architecture=loaded.checkpoint.arch.architecture,
             is_strict=config.strict_fields,
             has_forced_usage=config.enable_force_include_usage,
+            access=access or Access(),
         ),
         gate=gate,
     )

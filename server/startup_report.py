@@ -140,30 +140,33 @@ def format_memory(state: EngineState) -> str:
     return format_rows("Memory", rows)
 
 
-def format_url(host: str, port: int) -> str:
+def format_url(host: str, port: int, *, is_tls: bool = False) -> str:
     """Return the address to use on this machine; an address that means "all" becomes loopback."""
+    scheme = "https" if is_tls else "http"
     try:
         address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        return f"http://{host}:{port}"
+        return f"{scheme}://{host}:{port}"
     if address.is_unspecified:
         address = ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")
-    return f"http://[{address}]:{port}" if address.version == 6 else f"http://{address}:{port}"
+    return f"{scheme}://[{address}]:{port}" if address.version == 6 else f"{scheme}://{address}:{port}"
 
 
-def format_curl(url: str, model_name: str, *, has_chat: bool) -> str:
+def format_curl(url: str, model_name: str, *, has_chat: bool, needs_key: bool = False) -> str:
     """Return one line for a shell that gets an answer from this server.
 
     Args:
         url: From ``format_url``.
         model_name: As served.
         has_chat: The model has a chat template; else it completes text.
+        needs_key: The server has keys; the line takes one from the shell's POINTSMAN_API_KEY and never holds it.
     """
     path = "chat/completions" if has_chat else "completions"
     chat, text = {"messages": [{"role": "user", "content": "Say hello."}]}, {"prompt": "Once upon a time"}
     fields = {"model": model_name, **(chat if has_chat else text), "max_tokens": 64, "temperature": 0}
     data = json.dumps(fields, ensure_ascii=False)
-    return f"curl {url}/v1/{path} -H 'Content-Type: application/json' -d {shlex.quote(data)}"
+    key = ' -H "Authorization: Bearer $POINTSMAN_API_KEY"' if needs_key else ""
+    return f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(data)}"
 
 
 def format_rows(title: str, rows: dict[str, str]) -> str:

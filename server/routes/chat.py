@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from server.openapi import describe_body
+from server.principal import get_principal
 from server.protocol import parse_chat
 from server.replies import ChatShape
 from server.routes.direct_route import DirectRoute
@@ -21,9 +22,10 @@ def build_router(route: GenerationRoute) -> APIRouter:
     async def create_chat_completion(request: Request) -> Response:
         """Answer a conversation."""
         wire = await route.reader.read(request, parse_chat)
-        admitted = route.admission.try_admit_chat(wire)
+        principal = get_principal(request.scope)
+        admitted = route.admission.try_admit_chat(wire, principal)
         if admitted is None:
-            admitted = await run_while_connected(request.receive, route.admission.admit_chat(wire))
+            admitted = await run_while_connected(request.receive, route.admission.admit_chat(wire, principal))
         return await route.answer(request, wire, admitted, ChatShape)
 
     return router

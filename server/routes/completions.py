@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from server.openapi import describe_body
+from server.principal import get_principal
 from server.protocol import parse_completion
 from server.replies import CompletionShape
 from server.routes.direct_route import DirectRoute
@@ -21,9 +22,10 @@ def build_router(route: GenerationRoute) -> APIRouter:
     async def create_completion(request: Request) -> Response:
         """Continue one or several prompts."""
         wire = await route.reader.read(request, parse_completion)
-        admitted = route.admission.try_admit_completion(wire)
+        principal = get_principal(request.scope)
+        admitted = route.admission.try_admit_completion(wire, principal)
         if admitted is None:
-            admitted = await run_while_connected(request.receive, route.admission.admit_completion(wire))
+            admitted = await run_while_connected(request.receive, route.admission.admit_completion(wire, principal))
         return await route.answer(request, wire, admitted, CompletionShape, echo=bool(wire.echo))
 
     return router

@@ -93,7 +93,8 @@ def _build_status(state: EngineState, message: str, kind: ErrorKind, *, status: 
     error = RequestError(message, kind=kind)
     body: dict[str, Any] = {
         "status": status or state.phase.value,
-        "detail": state.detail,
+        # Why the engine died is for the log: an exception's words tell of files and addresses.
+        "detail": "" if state.phase is EnginePhase.DEAD else state.detail,
         "progress": round(state.progress, 3),
         **build_error_body(error),
     }

@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.routing import Route
 
+from server.access import Access
 from server.admission import Admission, SamplingDefaults
 from server.app import AppSettings, create_app
 from server.chat_template import ChatTemplateError
@@ -67,12 +68,16 @@ class FakeMetrics:
     def __init__(self) -> None:
         self.unknown: list[str] = []
         self.http: list[tuple[str, str, str]] = []
+        self.refused: list[str] = []
 
     def count_unknown_field(self, name: str) -> None:
         self.unknown.append(name)
 
     def record_http(self, *, method: str, status: str, handler: str, duration_s: float) -> None:
         self.http.append((method, status, handler))
+
+    def count_access_refusal(self, reason: str) -> None:
+        self.refused.append(reason)
 
     def render(self) -> tuple[bytes, str]:
         return b"up 1\n", "text/plain; version=0.0.4"
@@ -113,6 +118,7 @@ def build_app(
     has_priorities: bool = False,
     has_forced_usage: bool = False,
     gate: DrainGate | None = None,
+    access: Access | None = None,
 ) -> FastAPI:
     prompts = create_prompts(chat_template=(template or FakeTemplate()) if has_template else None)
     admission = create_admission(
@@ -132,6 +138,7 @@ def build_app(
             is_strict=is_strict,
             has_forced_usage=has_forced_usage,
             timing=timing or StreamTiming(),
+            access=access or Access(),
         ),
         gate=gate,
     )

@@ -8,7 +8,17 @@ from engine_core import CPU_ISAS, ConfigError, DeviceConfig, EngineConfig, Model
 from engine_core.config import SchedulerConfig
 from kernels.backend import backend_names
 from kernels.cpu_library import ISAS
-from server.config import BACKENDS, ServerConfig, add_flags, build_config, default_cache_dir, flags_table, is_loopback
+from server.config import (
+    BACKENDS,
+    HTTP_FIELDS,
+    ServerConfig,
+    add_flags,
+    build_config,
+    default_cache_dir,
+    field_names,
+    flags_table,
+    is_loopback,
+)
 
 # What the engine's config has and operators have no say in.
 WITHOUT_FLAG = {"enable_cascade_attn"}
@@ -141,6 +151,79 @@ def test_an_open_host_has_to_be_accepted(host: str) -> None:
     with pytest.raises(ConfigError, match="--insecure"):
         configure("--host", host)
     assert configure("--host", host, "--insecure").host == host
+
+
+@pytest.mark.parametrize("flag", ["--api-key", "--api-keys-file"])
+def test_an_open_host_is_no_question_where_keys_are_asked_for(flag: str) -> None:
+    assert configure("--host", "0.0.0.0", flag, "sk-0123456789abcdef").has_keys
+
+
+def test_without_keys_the_sentence_says_how_to_have_some() -> None:
+    with pytest.raises(ConfigError, match="--api-key or --api-keys-file"):
+        configure("--host", "0.0.0.0")
+
+
+def test_keys_are_kept_as_digests_and_shown_in_no_way() -> None:
+    """Also not by whatever else is made of a configuration: a hash of it, its JSON, a line about the start."""
+    secrets = ("sk-0123456789abcdef", "sk-fedcba9876543210", "hush-hush")
+    config = configure(
+        *("--api-key", f"a:admin:{secrets[0]}", "--api-key", secrets[1]),
+        *("--ssl-certfile", "c.pem", "--ssl-keyfile-password", secrets[2]),
+    )
+    assert [key.name for key in config.api_key] == ["a", ""]
+    assert config.ssl_keyfile_password is not None and config.ssl_keyfile_password.reveal() == secrets[2]
+    told = f"{config} {config!r} {dataclasses.astuple(config)} {dataclasses.asdict(config)}"
+    assert not any(secret in told for secret in secrets)
+
+
+@pytest.mark.parametrize(
+    ("argv", "environment"),
+    [
+        (["--api-key", "a:boss:sk-0123456789abcdef"], {}),
+        (["--api-key", "sk-0123456789abcdef,"], {}),
+        ([], {"POINTSMAN_API_KEY": "a:boss:sk-0123456789abcdef"}),
+    ],
+)
+def test_a_key_that_is_none_is_refused_without_repeating_it(argv: list[str], environment: dict[str, str]) -> None:
+    with pytest.raises((argparse.ArgumentError, ConfigError), match="must have a") as caught:
+        configure(*argv, **environment)
+    assert "0123456789" not in str(caught.value)
+
+
+def test_flags_that_may_be_repeated_add_up_and_beat_their_variable() -> None:
+    config = configure("--allowed-hosts", "a.example,B.example", "--allowed-hosts", "c.example")
+    assert config.allowed_hosts == ("a.example", "b.example", "c.example")
+    config = configure("--allowed-hosts", "a.example", POINTSMAN_ALLOWED_HOSTS="b.example")
+    assert config.allowed_hosts == ("a.example",)
+    config = configure(POINTSMAN_ALLOWED_ORIGINS='["https://A.example/", "http://localhost:3000"]')
+    assert config.allowed_origins == ("https://a.example", "http://localhost:3000")
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["--allowed-origins", "chat.example.org"], "--allowed-origins: must be an origin"),
+        (["--allowed-origins", "https://chat.example.org/path"], "--allowed-origins: must be an origin"),
+        (["--allowed-origins", "[1]"], "--allowed-origins: must be words"),
+        (["--allowed-origins", '["unclosed'], "--allowed-origins: must be words"),
+        (["--allowed-hosts", "llm.example.org:80"], "--allowed-hosts: must be a host's name without a port"),
+        (["--allowed-hosts", " , "], "--allowed-hosts: must be words"),
+        (["--ssl-keyfile-password", ""], "--ssl-keyfile-password: must not be empty"),
+    ],
+)
+def test_hosts_and_origins_are_read_strictly(argv: list[str], complaint: str) -> None:
+    with pytest.raises(argparse.ArgumentError, match=complaint):
+        configure(*argv)
+
+
+@pytest.mark.parametrize("argv", [["--ssl-keyfile", "k.pem"], ["--ssl-keyfile-password", "x"]])
+def test_a_tls_key_without_its_certificate_is_a_mistake(argv: list[str]) -> None:
+    with pytest.raises(ConfigError, match="--ssl-certfile"):
+        configure(*argv)
+
+
+def test_what_has_no_use_without_a_port_is_named_once() -> None:
+    assert field_names() >= HTTP_FIELDS
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])
