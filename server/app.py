@@ -16,6 +16,7 @@ from engine_core import EngineDeadError
 from server.admission import Admission
 from server.engine_client import EngineClient
 from server.errors import (
+    STATUS_CLIENT_GONE,
     ClientGoneError,
     ErrorKind,
     RequestError,
@@ -24,15 +25,15 @@ from server.errors import (
     build_error_response,
 )
 from server.http_limits import BodyLimitMiddleware, LastCatchMiddleware, RequestLabelMiddleware
+from server.http_log import HttpLogMiddleware
 from server.http_metrics import HttpMetrics, HttpMetricsMiddleware
+from server.http_record import note_disconnect
 from server.openapi import create_openapi
+from server.request_log import RequestLog
 from server.request_reader import FieldMetrics, RequestReader
 from server.routes import chat, completions, docs, fleet, models, ops, render, tokenize
 from server.routes.generation import GenerationRoute
 from server.streaming import StreamTiming
-
-# Nobody reads it: the client has left. The number is what access logs call that.
-_STATUS_CLIENT_GONE = 499
 
 
 class Metrics(FieldMetrics, HttpMetrics, ops.MetricsPage, Protocol):
@@ -63,7 +64,12 @@ class AppSettings:
 
 
 def create_app(
-    *, engine_client: EngineClient, admission: Admission, metrics: Metrics, settings: AppSettings
+    *,
+    engine_client: EngineClient,
+    admission: Admission,
+    metrics: Metrics,
+    settings: AppSettings,
+    request_log: RequestLog | None = None,
 ) -> FastAPI:
     """Return the ASGI application.
 
@@ -72,6 +78,7 @@ def create_app(
         admission: Turns wire requests into engine requests; its threads are closed when the app shuts down.
         metrics: Shown at /metrics, told of unknown fields.
         settings: What it says of itself and how strict it is.
+        request_log: Told of each request that ends; None = one that traces nothing.
     """
 
     @asynccontextmanager
@@ -125,6 +132,7 @@ def create_app(
     app.add_middleware(LastCatchMiddleware)
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(RequestLabelMiddleware)
+    app.add_middleware(HttpLogMiddleware, request_log=request_log or RequestLog())
     app.add_middleware(HttpMetricsMiddleware, metrics=metrics)
     app.openapi = create_openapi(app)  # type: ignore[method-assign]
     return app
@@ -139,7 +147,8 @@ def _add_error_handlers(app: FastAPI) -> None:
         return build_error_response(RequestError("The request is not valid.", kind=ErrorKind.INVALID_VALUE))
 
     async def tell_nobody(request: Request, error: Exception) -> Response:
-        return Response(status_code=_STATUS_CLIENT_GONE)
+        note_disconnect(request.scope)
+        return Response(status_code=STATUS_CLIENT_GONE)
 
     for kind in (RequestError, EngineDeadError, ServerStoppingError, HTTPException):
         app.add_exception_handler(kind, tell_error)

@@ -19,10 +19,17 @@ from server.bench.command import DESCRIPTION as BENCH_DESCRIPTION
 from server.bench.command import BenchFileError, add_bench_flags, run_bench
 from server.bench.target import BenchError
 from server.config import ServerConfig, add_flags, build_config, field_names
+from server.config_hash import compute_config_hash
 from server.exit_codes import ExitCode
 from server.listener import ListenError, bind
+from server.log_output import flush_log
+from server.log_setup import set_up_logging
 from server.model_resolver import ModelResolveError, fetch_embedded_model, resolve_model
+from server.request_log import ServerStart
 from server.startup_report import StartupReport
+from server.tracing import load_tracing
+
+logger = logging.getLogger(__name__)
 
 _DESCRIPTION = "Pointsman, an LLM serving daemon with OpenAI's HTTP API."
 _BATCH_DESCRIPTION = """Run OpenAI batch lines ({"custom_id", "method": "POST", "url", "body"}) offline, in one process.
@@ -30,8 +37,6 @@ OUT.jsonl is written as OUT.jsonl.partial and renamed when it is complete. Exit 
 status 200; 1 = complete, but some lines hold an error; 70 = the engine died, and lines from there on say so;
 74 = a file cannot be read or written; 130 = interrupted, and the answers so far are in OUT.jsonl.partial."""
 _ENV_NOTE = "Every flag is also an environment variable: --max-num-seqs is POINTSMAN_MAX_NUM_SEQS. A flag wins."
-_LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-_CHATTY_LOGGERS = ("uvicorn", "httpx", "httpcore", "huggingface_hub", "filelock", "urllib3", "asyncio")
 # Four a number of rows, hence for 16 numbers of rows: measured, 40 MB after 40 of them instead of 100, and no more.
 _MAX_CACHED_PROGRAMS = 64
 _ARGPARSE_ERROR = 2  # as every argparse program's
@@ -127,9 +132,16 @@ def get_version() -> str:
 
 def _run(arguments: argparse.Namespace, environment: Mapping[str, str], report: StartupReport) -> int:
     config = build_config(vars(arguments), environment)
-    set_up_logging(config.log_level)
+    if config.otlp_traces_endpoint is not None:
+        load_tracing()  # refused before anything else is done
     commands: dict[str, _Command] = {"serve": _serve, "batch": _batch, "fetch": _fetch}
-    return commands[arguments.command](arguments, config, report)
+    report.redirect(set_up_logging(config.log_level, config.log_format, sys.stderr))
+    try:
+        return commands[arguments.command](arguments, config, report)
+    finally:
+        # How it ended is told as text, whatever the log's format: to whoever started it.
+        flush_log()
+        report.redirect(None)
 
 
 def _fetch(arguments: argparse.Namespace, config: ServerConfig, report: StartupReport) -> int:
@@ -154,6 +166,7 @@ def _serve(arguments: argparse.Namespace, config: ServerConfig, report: StartupR
     # The port first: it is not worth a download to learn that it is taken.
     with bind(config.host, config.port) as sock:
         model = resolve_model(config.model, progress=report.line, cache_dir=config.cache_dir)
+        logger.info(ServerStart(get_version(), compute_config_hash(config)))
         # Not at the top: it imports torch, and --version, --help and every mistake above are answered without.
         from server.serving import serve
 
@@ -167,15 +180,3 @@ def _bound_library_memory(environment: MutableMapping[str, str]) -> None:
     """
     for variable in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
         environment.setdefault(variable, str(_MAX_CACHED_PROGRAMS))
-
-
-def set_up_logging(level: str) -> None:
-    """Log to standard error; libraries only from warnings on, unless all is wanted.
-
-    Args:
-        level: One of config.LOG_LEVELS.
-    """
-    logging.basicConfig(level=level.upper(), format=_LOG_FORMAT, stream=sys.stderr)
-    if level != "debug":
-        for name in _CHATTY_LOGGERS:
-            logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))

@@ -34,6 +34,7 @@ from server.flag_values import (
     parse_dtype,
     parse_factor,
     parse_int,
+    parse_otlp_endpoint,
     parse_path,
     parse_port,
     parse_share,
@@ -44,6 +45,7 @@ from server.flags import ENV_PREFIX, Flag, add_flags_of, build_flags_table, flag
 # kernels.backend.backend_names(), which would cost every --help an import of torch; a test compares the two.
 BACKENDS = ("torch", "cpu")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("auto", "human", "json")
 
 _CACHE, _DEVICE, _SCHEDULER = CacheConfig(), DeviceConfig(), SchedulerConfig()
 
@@ -193,6 +195,22 @@ class ServerConfig:
         f"The least severe messages that are logged: {', '.join(LOG_LEVELS)}.",
         metavar="LEVEL",
         choices=LOG_LEVELS,
+    )
+    # Logs and traces
+    log_format: str = flag(
+        "auto",
+        parse_text,
+        "How the log is written: human is text, json is one object a line; auto is human on a terminal, else json.",
+        metavar="FORMAT",
+        choices=LOG_FORMATS,
+    )
+    otlp_traces_endpoint: str | None = flag(
+        None,
+        parse_otlp_endpoint,
+        "Send a trace of each request to this OTLP/HTTP collector, such as http://localhost:4318; needs "
+        "`pip install 'pointsman[otel]'`.",
+        metavar="URL",
+        shown_default="no traces",
     )
     cache_dir: Path = dataclasses.field(
         default_factory=default_cache_dir,

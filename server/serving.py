@@ -22,13 +22,16 @@ from server.exit_codes import ExitCode
 from server.fingerprint import compute_fingerprint
 from server.in_proc_client import InProcEngineClient
 from server.listener import listen
+from server.log_output import exit_process
 from server.metrics import ServerMetrics
 from server.model_resolver import ResolvedModel
 from server.output_processor import OutputProcessor
 from server.prompt_threads import PromptThreads
 from server.prompts import PromptBuilder
+from server.request_log import RequestLog
 from server.startup_report import StartupReport, format_curl, format_memory, format_summary, format_url
 from server.tokenizer import Tokenizer, load_tokenizer
+from server.tracing import Tracer, open_tracer
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +93,14 @@ def serve(
         ListenError: The port was opened by another program meanwhile.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    service = build_service(config, model=model, version=version)
+    with open_tracer(config.otlp_traces_endpoint, version) as tracer:
+        service = build_service(config, model=model, version=version, tracer=tracer)
+        return _serve(service, config, sock=sock, report=report, version=version)
+
+
+def _serve(
+    service: Service, config: ServerConfig, *, sock: socket.socket, report: StartupReport, version: str
+) -> ExitCode:
     loaded = service.loaded
     listen(sock)
     url = format_url(config.host, sock.getsockname()[1])
@@ -119,6 +129,7 @@ def serve(
         report=report,
         on_ready=announce,
         on_refusal=service.metrics.count_refusal,
+        hard_exit=exit_process,
     ).run()
 
 
@@ -133,20 +144,31 @@ def run_batch(
 ) -> ExitCode:
     """Answer a file of requests without a port; arguments and errors as for serve, and the batch's two files."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    service = build_service(config, model=model, version=version)
-    job = BatchJob(
-        client=service.client,
-        app=service.app,
-        source=source,
-        output=output,
-        max_num_seqs=config.max_num_seqs,
-        report=report,
-    )
-    return job.run()
+    with open_tracer(config.otlp_traces_endpoint, version) as tracer:
+        service = build_service(config, model=model, version=version, tracer=tracer)
+        job = BatchJob(
+            client=service.client,
+            app=service.app,
+            source=source,
+            output=output,
+            max_num_seqs=config.max_num_seqs,
+            report=report,
+            hard_exit=exit_process,
+        )
+        return job.run()
 
 
-def build_service(config: ServerConfig, *, model: ResolvedModel, version: str) -> Service:
-    """Put together everything that serves one model; nothing is started. Errors as for open_model."""
+def build_service(
+    config: ServerConfig, *, model: ResolvedModel, version: str, tracer: Tracer | None = None
+) -> Service:
+    """Put together everything that serves one model; nothing is started. Errors as for open_model.
+
+    Args:
+        config: The server's.
+        model: What to serve.
+        version: Of Pointsman.
+        tracer: Records the requests' spans; None = nobody does.
+    """
     loaded = open_model(config, model)
     assert loaded.config.model.max_model_len is not None, "resolve() settles it"
     metrics = ServerMetrics(loaded.name, max_model_len=loaded.config.model.max_model_len)
@@ -163,6 +185,7 @@ def build_service(config: ServerConfig, *, model: ResolvedModel, version: str) -
             is_strict=config.strict_fields,
             has_forced_usage=config.enable_force_include_usage,
         ),
+        request_log=RequestLog(tracer),
     )
     return Service(loaded, client, app, metrics)
 
