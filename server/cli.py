@@ -19,13 +19,12 @@ from server.bench.command import DESCRIPTION as BENCH_DESCRIPTION
 from server.bench.command import BenchFileError, add_bench_flags, run_bench
 from server.bench.target import BenchError
 from server.config import ServerConfig, add_flags, build_config, field_names
-from server.config_hash import compute_config_hash
+from server.config_hash import ServerStart, compute_config_hash
 from server.exit_codes import ExitCode
 from server.listener import ListenError, bind
 from server.log_output import flush_log
 from server.log_setup import set_up_logging
 from server.model_resolver import ModelResolveError, fetch_embedded_model, resolve_model
-from server.request_log import ServerStart
 from server.startup_report import StartupReport
 from server.tracing import load_tracing
 

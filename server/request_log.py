@@ -99,29 +99,6 @@ class RequestEnd(LogEvent):
         return "; ".join(part for part in parts if part)
 
 
-class ServerStart(LogEvent):
-    """The start of a server.
-
-    Args:
-        version: Of Pointsman.
-        config_hash: Names its configuration.
-    """
-
-    def __init__(self, version: str, config_hash: str) -> None:
-        self._version = version
-        self._config_hash = config_hash
-
-    @property
-    def title(self) -> str:
-        """One sentence."""
-        return f"Pointsman {self._version} starts, configuration {self._config_hash}"
-
-    @property
-    def fields(self) -> Mapping[str, object]:
-        """The same by name."""
-        return {"version": self._version, "config_hash": self._config_hash}
-
-
 def join_reasons(record: HttpRecord) -> str | None:
     """Return why the choices ended: one word where all have the same reason, None where none has any."""
     return ",".join(dict.fromkeys(record.finish_reasons)) or None

@@ -158,9 +158,7 @@ def run_batch(
         return job.run()
 
 
-def build_service(
-    config: ServerConfig, *, model: ResolvedModel, version: str, tracer: Tracer | None = None
-) -> Service:
+def build_service(config: ServerConfig, *, model: ResolvedModel, version: str, tracer: Tracer | None = None) -> Service:
     """Put together everything that serves one model; nothing is started. Errors as for open_model.
 
     Args:

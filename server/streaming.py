@@ -128,8 +128,8 @@ class EventStream(StreamingResponse):
             await run_while_connected(receive, writer.run(self._events))
         except ClientGoneError:
             note_disconnect(scope)
-            # Once headers are out, starlette takes any error for a failure, with a traceback in the log.
-            if not writer.has_started:
+            # Once headers are on their way, starlette takes any error for a failure, with a traceback in the log.
+            if not writer.has_begun:
                 raise
 
 
@@ -141,7 +141,8 @@ class _EventWriter:
         self._start = start
         self._timing = timing
         self._lock = asyncio.Lock()
-        self.has_started = False
+        self.has_begun = False
+        self._has_started = False
         self._loop = asyncio.get_running_loop()
         self._last_sent_s = 0.0
         self._ping: asyncio.Task[None] | None = None
@@ -150,7 +151,7 @@ class _EventWriter:
         try:
             await self._write_all(events)
         except Exception as error:
-            if not self.has_started:
+            if not self._has_started:
                 raise
             told = as_request_error(error)
             note_error(self._scope, told.note)
@@ -162,7 +163,7 @@ class _EventWriter:
         try:
             async with aclosing(events):
                 async for event in events:
-                    if not self.has_started:
+                    if not self._has_started:
                         await self._send(event)
                         continue
                     # As _send, without its call: once a token.
@@ -176,7 +177,7 @@ class _EventWriter:
     def _break_silence(self) -> None:
         """Ping if nothing has been sent for as long as allowed; look again when that may be so."""
         now, interval_s = self._loop.time(), self._timing.ping_interval_s
-        if not self.has_started or now >= self._last_sent_s + interval_s:
+        if not self._has_started or now >= self._last_sent_s + interval_s:
             # One that still waits for the socket is enough.
             if self._ping is None or self._ping.done():
                 self._ping = asyncio.create_task(self._send(PING))
@@ -185,12 +186,13 @@ class _EventWriter:
             self._silence = self._loop.call_at(self._last_sent_s + interval_s, self._break_silence)
 
     async def _send(self, body: bytes, *, more_body: bool = True) -> None:
-        if not self.has_started:
+        if not self._has_started:
             # The lock keeps a ping from overtaking the start message while that waits for the socket.
             async with self._lock:
-                if not self.has_started:
+                if not self._has_started:
+                    self.has_begun = True
                     await self._send_start(self._start)
-                    self.has_started = True
+                    self._has_started = True
         await self._send_body({"type": "http.response.body", "body": body, "more_body": more_body})
         self._last_sent_s = self._loop.time()
 
