@@ -19,6 +19,7 @@ from server.app import AppSettings, create_app
 from server.chat_template import ChatTemplateError
 from server.prompt_threads import PromptThreads
 from server.prompts import PromptBuilder, Template
+from server.request_log import RequestLog
 from server.streaming import StreamTiming
 from tests.server.fake_engine_client import FakeEngineClient
 
@@ -111,6 +112,7 @@ def build_app(
     sampling_defaults: SamplingDefaults | None = None,
     has_priorities: bool = False,
     has_forced_usage: bool = False,
+    request_log: RequestLog | None = None,
 ) -> FastAPI:
     prompts = create_prompts(chat_template=(template or FakeTemplate()) if has_template else None)
     admission = create_admission(
@@ -131,6 +133,7 @@ def build_app(
             has_forced_usage=has_forced_usage,
             timing=timing or StreamTiming(),
         ),
+        request_log=request_log,
     )
 
 
