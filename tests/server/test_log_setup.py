@@ -15,7 +15,11 @@ from typing import Any
 from server.log_setup import set_up_logging
 
 ROOT = Path(__file__).parents[2]
-HEAD = "import logging, sys\nfrom server.log_setup import set_up_logging\nfrom server.startup_report import StartupReport\n"
+HEAD = """
+import logging, sys
+from server.log_setup import set_up_logging
+from server.startup_report import StartupReport
+"""
 
 
 def run(code: str) -> str:
