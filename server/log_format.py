@@ -6,29 +6,27 @@ terminal.
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
-import re
 from datetime import UTC, datetime
 
+from server.json_text import scrub_surrogates
 from server.log_event import LogEvent
+from server.log_text import SafeFormatter
 
-_TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: "
+_TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 # A record is logged whole or cut, never as large as what a client managed to have quoted.
 _MAX_MESSAGE_CHARS = 8_000
 _MAX_EXCEPTION_CHARS = 32_000
-# Controls, line separators, marks that turn the direction of text around, lone surrogates.
-_ODD = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=str)
-_INDENT = "    "
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=str)
 
 
 class JsonFormatter(logging.Formatter):
     """One JSON object a record: ts, level, logger, message, an event's fields, and the exception where there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, without its end."""
+        """Return the line, without its end, in ASCII."""
         event = record.msg if isinstance(record.msg, LogEvent) else None
         line: dict[str, object] = {
             "ts": _format_time(record.created),
@@ -39,14 +37,19 @@ class JsonFormatter(logging.Formatter):
         if event is not None:
             line.update(event.fields)
         if record.exc_info:
-            line["exception"] = _cut(self.formatException(record.exc_info), _MAX_EXCEPTION_CHARS)
+            line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = _cut(record.stack_info, _MAX_EXCEPTION_CHARS)
-        # Outside its strings the encoder writes nothing odd, so an escape is always inside one.
-        return _ODD.sub(_escape_in_json, _ENCODER.encode(line))
+        # Half a character is none in JSON either, though its escape would be allowed.
+        clean = {name: scrub_surrogates(value) if isinstance(value, str) else value for name, value in line.items()}
+        return _ENCODER.encode(clean).replace("\x7f", r"\u007f")
+
+    def formatException(self, ei: logging._SysExcInfoType) -> str:
+        """Return a traceback, not longer than any log wants it."""
+        return _cut(super().formatException(ei), _MAX_EXCEPTION_CHARS)
 
 
-class TextFormatter(logging.Formatter):
+class TextFormatter(SafeFormatter):
     """One line of text a record; an exception follows, indented."""
 
     def __init__(self) -> None:
@@ -54,12 +57,13 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line or lines, without the last one's end."""
-        record.asctime = self.formatTime(record)
-        head = escape_controls(self.formatMessage(record).rstrip()) + " "
-        lines = [head + escape_controls(_cut(read_message(record), _MAX_MESSAGE_CHARS))]
-        for text in (self.formatException(record.exc_info) if record.exc_info else "", record.stack_info or ""):
-            lines += [_INDENT + escape_controls(line) for line in _cut(text, _MAX_EXCEPTION_CHARS).split("\n") if line]
-        return "\n".join(lines)
+        shown = copy.copy(record)  # what is kept on a record would be shown by others, too
+        shown.msg, shown.args = _cut(read_message(record), _MAX_MESSAGE_CHARS), None
+        return super().format(shown)
+
+    def formatException(self, ei: logging._SysExcInfoType) -> str:
+        """Return a traceback, not longer than any log wants it."""
+        return _cut(super().formatException(ei), _MAX_EXCEPTION_CHARS)
 
 
 def read_message(record: logging.LogRecord) -> str:
@@ -68,23 +72,6 @@ def read_message(record: logging.LogRecord) -> str:
         return record.getMessage()
     except Exception as error:
         return f"{record.msg!r} cannot be shown with its arguments: {type(error).__name__}"
-
-
-def escape_controls(text: str) -> str:
-    """Return text without characters that end a line, steer a terminal or change the direction of reading."""
-    return _ODD.sub(_escape_in_text, text)
-
-
-def _escape_in_text(match: re.Match[str]) -> str:
-    character = match[0]
-    code = ord(character)
-    return _SHORT.get(character) or (rf"\x{code:02x}" if code < 0x100 else rf"\u{code:04x}")
-
-
-def _escape_in_json(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    # Half a character is none in JSON either, though the escape would be allowed.
-    return r"\ufffd" if 0xD800 <= code <= 0xDFFF else rf"\u{code:04x}"
 
 
 def _format_time(unix_time: float) -> str:

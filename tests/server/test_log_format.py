@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.log_event import LogEvent
-from server.log_format import JsonFormatter, TextFormatter, escape_controls
+from server.log_format import JsonFormatter, TextFormatter
 
 NASTY = 'a\n2026-01-01 INFO  forged\r\n\x1b[2J\x07\x00 "\\ \u2028\u2029\x85\u202e tail \ud800 end \U0001f600 é'
 
@@ -125,8 +125,3 @@ def test_a_formatter_leaves_the_record_to_others_as_it_was() -> None:
     record.exc_info = catch("e")
     JsonFormatter().format(record)
     assert (record.msg, record.args, record.exc_text) == ("%s", ("x",), None)
-
-
-def test_controls_are_shown_not_obeyed() -> None:
-    assert escape_controls("a\tb\x7f\x9b\u202e") == r"a\tb\x7f\x9b\u202e"
-    assert escape_controls("plain é 日本") == "plain é 日本"
