@@ -58,7 +58,7 @@ class TextFormatter(SafeFormatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line or lines, without the last one's end."""
         shown = copy.copy(record)  # what is kept on a record would be shown by others, too
-        shown.msg, shown.args = _cut(read_message(record), _MAX_MESSAGE_CHARS), None
+        shown.msg, shown.args, shown.exc_text = _cut(read_message(record), _MAX_MESSAGE_CHARS), None, None
         return super().format(shown)
 
     def formatException(self, ei: logging._SysExcInfoType) -> str:
