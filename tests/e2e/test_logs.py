@@ -1,9 +1,10 @@
-"""The log of a real server: every line is JSON, and each request has one that tells what became of it."""
+"""The log and the traces of a real server: every line is JSON, each request has one, and two spans tell the same."""
 
 from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from tests.e2e.log_lines import read_lines, read_request_lines, wait_for_request_line
 from tests.e2e.server_process import ServerProcess
+from tests.server.otlp_receiver import OtlpReceiver, ReceivedSpan
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MODEL = "SmolLM2-135M-Instruct"
@@ -21,8 +23,15 @@ ASK = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0,
 
 
 @pytest.fixture(scope="module")
-def server(embedded_model: Path) -> Iterator[ServerProcess]:
-    with ServerProcess("--num-kv-blocks", "64", "--max-num-seqs", "8", "--max-model-len", "512") as process:
+def receiver() -> Iterator[OtlpReceiver]:
+    with OtlpReceiver() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="module")
+def server(embedded_model: Path, receiver: OtlpReceiver) -> Iterator[ServerProcess]:
+    flags = ("--num-kv-blocks", "64", "--max-num-seqs", "8", "--max-model-len", "512")
+    with ServerProcess(*flags, "--otlp-traces-endpoint", receiver.url) as process:
         yield process
 
 
@@ -112,3 +121,34 @@ def test_probes_and_metrics_have_no_line(server: ServerProcess) -> None:
     post(server, "after-probes")
     wait_for_request_line(server, "after-probes")
     assert len(read_request_lines(server)) == num_before + 1
+
+
+def test_the_spans_of_a_request_tell_what_its_line_tells(server: ServerProcess, receiver: OtlpReceiver) -> None:
+    body = {"messages": [{"role": "user", "content": "A secret word."}], "max_tokens": 12, "stream": True}
+    begun_ns = time.time_ns()
+    httpx.post(server.url + CHAT, json=body, headers={"X-Request-Id": "traced"}, timeout=60)
+    line = wait_for_request_line(server, "traced")
+
+    def find() -> list[ReceivedSpan]:
+        return sorted(
+            (each for each in receiver.spans if each.ids[0] == line["trace_id"]), key=lambda each: each.ids[2]
+        )
+
+    server.wait_until(lambda: len(find()) == 2, 15)
+    http, model = find()
+    assert (http.span.name, model.span.name) == (f"POST {CHAT}", f"chat {MODEL}")
+    assert (http.ids[2], model.ids[2]) == ("", http.ids[1]), "a trace of its own, one span inside the other"
+    assert http.attributes["http.request.header.x-request-id"] == ["traced"]
+    assert model.attributes["gen_ai.response.id"] == line["request_id"]
+    assert model.attributes["gen_ai.usage.output_tokens"] == line["output_tokens"]
+    assert model.attributes["gen_ai.latency.time_to_first_token"] == pytest.approx(line["ttft_s"], abs=1e-5)
+    events = [(event.name, event.time_unix_nano) for event in model.span.events]
+    assert [name for name, _ in events] == ["queued", "scheduled", "first_token", "finished"]
+    times = [
+        begun_ns,
+        http.span.start_time_unix_nano,
+        *(time_ns for _, time_ns in events),
+        http.span.end_time_unix_nano,
+    ]
+    assert times == sorted(times) and times[-1] <= time.time_ns()
+    assert "secret" not in str(http.span) + str(model.span)
