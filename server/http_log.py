@@ -66,6 +66,7 @@ class HttpLogMiddleware:
                 self._request_log.end(record)
 
     def _complete(self, record: HttpRecord, scope: Scope) -> None:
+        record.scheme = scope.get("scheme", "http")
         record.key_id = get_principal(scope).key_id
         record.parent = read_trace_context(scope["headers"])
         if record.status is None:

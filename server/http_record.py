@@ -62,6 +62,7 @@ class HttpRecord:
         start_time: When its head had been read.
         end_time: When its answer had been sent, or nothing more would be; None before.
         status: Of the answer, None before its head.
+        scheme: http or https.
         label: Its X-Request-Id: the client's, or ours.
         key_id: Names the key that it came with; empty = none.
         parent: The trace that it comes from.
@@ -76,6 +77,7 @@ class HttpRecord:
     start_time: float
     end_time: float | None = None
     status: int | None = None
+    scheme: str = "http"
     label: str = ""
     key_id: str = ""
     parent: TraceContext | None = None

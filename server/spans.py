@@ -68,7 +68,7 @@ def describe_http(record: HttpRecord) -> SpanDescription:
     attributes: dict[str, Attribute] = {
         "http.request.method": record.method,
         "url.path": record.path,
-        "url.scheme": "http",
+        "url.scheme": record.scheme,
         "http.route": record.path,
         "http.response.status_code": record.status,
     }

@@ -10,12 +10,12 @@ from tests.server.metric_samples import create_record
 
 
 def test_the_servers_span_is_the_whole_request() -> None:
-    span = describe_http(create_http_record(key_id="k1"))
+    span = describe_http(create_http_record(key_id="k1", scheme="https"))
     assert (span.name, span.start, span.end) == ("POST /v1/chat/completions", 99.75, 102.5)
     assert span.attributes == {
         "http.request.method": "POST",
         "url.path": "/v1/chat/completions",
-        "url.scheme": "http",
+        "url.scheme": "https",
         "http.route": "/v1/chat/completions",
         "http.response.status_code": 200,
         "http.request.header.x-request-id": ["abc-1"],
