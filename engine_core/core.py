@@ -124,6 +124,9 @@ class EngineCore:
         stats = self._scheduler.make_stats(
             schedule_time_s=step.schedule_time_s, update_time_s=now - started, step_time_s=now - step.started
         )
+        preempted = step.scheduled.preempted_req_ids
+        if preempted:
+            outputs = replace(outputs, preempted_req_ids=preempted, preemption_time=step.started)
         self._publish_step(outputs, stats)
 
     def _wait_held_back(self) -> None:

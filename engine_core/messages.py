@@ -116,6 +116,8 @@ class EngineCoreOutputs:
     engine_error: str | None = None
     token_req_ids: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    preempted_req_ids: list[str] = field(default_factory=list)
+    preemption_time: float = 0.0
 
     def as_records(self) -> list[EngineCoreOutput]:
         """View: the lines of the columns as records too. For those who are not in a hurry."""

@@ -19,6 +19,7 @@ from server.admission import Admission
 from server.drain import DrainGate, DrainMiddleware
 from server.engine_client import EngineClient
 from server.errors import (
+    STATUS_CLIENT_GONE,
     ClientGoneError,
     EngineStuckError,
     ErrorKind,
@@ -28,15 +29,15 @@ from server.errors import (
     build_error_response,
 )
 from server.http_limits import BodyLimitMiddleware, LastCatchMiddleware, RequestLabelMiddleware
+from server.http_log import HttpLogMiddleware
 from server.http_metrics import HttpMetrics, HttpMetricsMiddleware
+from server.http_record import note_disconnect
 from server.openapi import create_openapi
+from server.request_log import RequestLog
 from server.request_reader import FieldMetrics, RequestReader
 from server.routes import chat, completions, docs, fleet, models, ops, render, tokenize
 from server.routes.generation import GenerationRoute
 from server.streaming import StreamTiming
-
-# Nobody reads it: the client has left. The number is what access logs call that.
-_STATUS_CLIENT_GONE = 499
 
 
 class Metrics(FieldMetrics, HttpMetrics, AccessMetrics, ops.MetricsPage, Protocol):
@@ -75,6 +76,7 @@ def create_app(
     metrics: Metrics,
     settings: AppSettings,
     gate: DrainGate | None = None,
+    request_log: RequestLog | None = None,
 ) -> FastAPI:
     """Return the ASGI application.
 
@@ -84,6 +86,7 @@ def create_app(
         metrics: Shown at /metrics, told of unknown fields.
         settings: What it says of itself and how strict it is.
         gate: Closed by whoever drains the server; None = nobody ever does.
+        request_log: Told of each request that ends; None = one that traces nothing.
     """
     gate = gate or DrainGate()
 
@@ -143,6 +146,7 @@ def create_app(
     app.add_middleware(DrainMiddleware, gate=gate)
     add_access_middleware(app, settings.access, metrics)
     app.add_middleware(RequestLabelMiddleware)
+    app.add_middleware(HttpLogMiddleware, request_log=request_log or RequestLog())
     app.add_middleware(HttpMetricsMiddleware, metrics=metrics)
     app.openapi = create_openapi(app)  # type: ignore[method-assign]
     return app
@@ -157,7 +161,8 @@ def _add_error_handlers(app: FastAPI) -> None:
         return build_error_response(RequestError("The request is not valid.", kind=ErrorKind.INVALID_VALUE))
 
     async def tell_nobody(request: Request, error: Exception) -> Response:
-        return Response(status_code=_STATUS_CLIENT_GONE)
+        note_disconnect(request.scope)
+        return Response(status_code=STATUS_CLIENT_GONE)
 
     for kind in (RequestError, EngineDeadError, EngineStuckError, ServerStoppingError, HTTPException):
         app.add_exception_handler(kind, tell_error)

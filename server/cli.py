@@ -20,16 +20,21 @@ from server.bench.command import DESCRIPTION as BENCH_DESCRIPTION
 from server.bench.command import BenchFileError, add_bench_flags, run_bench
 from server.bench.target import BenchError
 from server.config import HTTP_FIELDS, ServerConfig, add_flags, build_config, field_names
+from server.config_hash import ServerStart, compute_config_hash
 from server.exit_codes import ExitCode
 from server.keygen import DESCRIPTION as KEYGEN_DESCRIPTION
 from server.keygen import add_keygen_flags, run_keygen
 from server.listener import ListenError, bind
-from server.log_text import SafeFormatter
+from server.log_output import flush_log
+from server.log_setup import set_up_logging
 from server.model_resolver import ModelResolveError, fetch_embedded_model, resolve_model
 from server.service_manager import ServiceManager
 from server.standard_streams import settle_standard_streams
 from server.startup_report import StartupReport
+from server.tracing import load_tracing
 from server.variables import describe_unknown_variable, find_unknown_variables
+
+logger = logging.getLogger(__name__)
 
 _DESCRIPTION = "Pointsman, an LLM serving daemon with OpenAI's HTTP API."
 _BATCH_DESCRIPTION = """Run OpenAI batch lines ({"custom_id", "method": "POST", "url", "body"}) offline, in one process.
@@ -42,8 +47,6 @@ the flags that serve would get. Kernels that are not built yet are built, as ser
 1 = it runs, but something is worth changing; 65 = the model does not fit or cannot be read; else what serve would end
 with."""
 _ENV_NOTE = "Every flag is also an environment variable: --max-num-seqs is POINTSMAN_MAX_NUM_SEQS. A flag wins."
-_LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-_CHATTY_LOGGERS = ("uvicorn", "httpx", "httpcore", "huggingface_hub", "filelock", "urllib3", "asyncio")
 # Four a number of rows, hence for 16 numbers of rows: measured, 40 MB after 40 of them instead of 100, and no more.
 _MAX_CACHED_PROGRAMS = 64
 
@@ -159,12 +162,19 @@ def get_version() -> str:
 
 def _run(arguments: argparse.Namespace, environment: Mapping[str, str], report: StartupReport) -> int:
     config = build_config(vars(arguments), environment)
-    set_up_logging(config.log_level)
+    if config.otlp_traces_endpoint is not None:
+        load_tracing()  # refused before anything else is done
+    commands: dict[str, _Command] = {"serve": _serve, "batch": _batch, "fetch": _fetch, "doctor": _doctor}
+    report.redirect(set_up_logging(config.log_level, config.log_format, sys.stderr))
     if arguments.command != "doctor":  # which has more to say of them
         for variable, nearest in find_unknown_variables(environment, field_names()).items():
             report.line(f"pointsman: {describe_unknown_variable(variable, nearest)}")
-    commands: dict[str, _Command] = {"serve": _serve, "batch": _batch, "fetch": _fetch, "doctor": _doctor}
-    return commands[arguments.command](arguments, config, report)
+    try:
+        return commands[arguments.command](arguments, config, report)
+    finally:
+        # How it ended is told as text, whatever the log's format: to whoever started it.
+        flush_log()
+        report.redirect(None)
 
 
 def _fetch(arguments: argparse.Namespace, config: ServerConfig, report: StartupReport) -> int:
@@ -200,6 +210,7 @@ def _serve(arguments: argparse.Namespace, config: ServerConfig, report: StartupR
     # The port first: it is not worth a download to learn that it is taken.
     with bind(config.host, config.port) as sock:
         model = resolve_model(config.model, progress=report.line, cache_dir=config.cache_dir)
+        logger.info(ServerStart(get_version(), compute_config_hash(config)))
         # Not at the top: it imports torch, and --version, --help and every mistake above are answered without.
         from server.serving import serve
 
@@ -213,17 +224,3 @@ def _bound_library_memory(environment: MutableMapping[str, str]) -> None:
     """
     for variable in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
         environment.setdefault(variable, str(_MAX_CACHED_PROGRAMS))
-
-
-def set_up_logging(level: str) -> None:
-    """Log to standard error; libraries only from warnings on, unless all is wanted.
-
-    Args:
-        level: One of config.LOG_LEVELS.
-    """
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(SafeFormatter(_LOG_FORMAT))
-    logging.basicConfig(level=level.upper(), handlers=[handler])
-    if level != "debug":
-        for name in _CHATTY_LOGGERS:
-            logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))

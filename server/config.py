@@ -37,6 +37,7 @@ from server.flag_values import (
     parse_hosts,
     parse_int,
     parse_origins,
+    parse_otlp_endpoint,
     parse_path,
     parse_port,
     parse_seconds,
@@ -49,6 +50,7 @@ from server.secret import Secret, parse_secret
 # kernels.backend.backend_names(), which would cost every --help an import of torch; a test compares the two.
 BACKENDS = ("torch", "cpu")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("auto", "human", "json")
 
 # What a command without a port has no use for.
 HTTP_FIELDS = frozenset(
@@ -290,6 +292,22 @@ class ServerConfig:
         metavar="HOST",
         shown_default="localhost, addresses, names without a dot",
         is_repeatable=True,
+    )
+    # Logs and traces
+    log_format: str = flag(
+        "auto",
+        parse_text,
+        "How the log is written: human is text, json is one object a line; auto is human on a terminal, else json.",
+        metavar="FORMAT",
+        choices=LOG_FORMATS,
+    )
+    otlp_traces_endpoint: str | None = flag(
+        None,
+        parse_otlp_endpoint,
+        "Send a trace of each request to this OTLP/HTTP collector, such as http://localhost:4318; needs "
+        "`pip install 'pointsman[otel]'`.",
+        metavar="URL",
+        shown_default="no traces",
     )
     cache_dir: Path = dataclasses.field(
         default_factory=default_cache_dir,

@@ -18,11 +18,16 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from engine_core import EngineDeadError
+from server.http_record import ErrorNote, note_error
 from server.json_text import encode_json
 
 logger = logging.getLogger(__name__)
+
+# Nobody reads it: the client has left. The number is what access logs call that.
+STATUS_CLIENT_GONE = 499
 
 
 class ErrorKind(enum.StrEnum):
@@ -125,6 +130,11 @@ class RequestError(Exception):
     def reply(self) -> ErrorReply:
         return ERROR_TABLE[self.kind]
 
+    @property
+    def note(self) -> ErrorNote:
+        """What the log tells of it: no word of the message, which may quote its request."""
+        return ErrorNote(self.reply.code, self.reply.status, self.param)
+
 
 class ClientGoneError(Exception):
     """The client closed its connection before it had its answer."""
@@ -162,6 +172,24 @@ def build_error_body(error: RequestError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": reply.type, "param": error.param, "code": reply.code}}
 
 
+class ErrorResponse(Response):
+    """The HTTP reply for an error. Whoever sends it also has it noted for the log.
+
+    Args:
+        error: What is told.
+        headers: Of the reply.
+    """
+
+    def __init__(self, error: RequestError, headers: Mapping[str, str]) -> None:
+        body = encode_json(build_error_body(error))
+        super().__init__(body, status_code=error.reply.status, headers=headers, media_type="application/json")
+        self._note = error.note
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        note_error(scope, self._note)
+        await super().__call__(scope, receive, send)
+
+
 def build_error_response(error: RequestError, headers: Mapping[str, str] | None = None) -> Response:
     """Return the HTTP reply for an error."""
     reply = error.reply
@@ -172,8 +200,7 @@ def build_error_response(error: RequestError, headers: Mapping[str, str] | None 
         all_headers["x-should-retry"] = "false"
     if error.kind in _CLOSING:
         all_headers["Connection"] = "close"
-    body = encode_json(build_error_body(error))
-    return Response(body, status_code=reply.status, headers=all_headers, media_type="application/json")
+    return ErrorResponse(error, all_headers)
 
 
 def _from_http_exception(error: HTTPException) -> RequestError:

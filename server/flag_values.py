@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 _DTYPES = {"auto": "auto", "bf16": "bf16", "bfloat16": "bf16", "fp32": "fp32", "float32": "fp32", "float": "fp32"}
 _BYTE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -110,6 +111,18 @@ def parse_port(text: str) -> int:
             "rename the Service, or set enableServiceLinks: false)"
         )
     return parse_int(0, 65535)(text)
+
+
+def parse_otlp_endpoint(text: str) -> str:
+    """Return the URL that traces are posted to; one without a path gets OTLP's own."""
+    problem = f"must be the URL of an OTLP/HTTP collector, such as http://localhost:4318, not {text!r}"
+    try:
+        parts = urlsplit(text.strip())
+    except ValueError:
+        raise ValueError(problem) from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(problem)
+    return text.strip() if parts.path.strip("/") else text.strip().rstrip("/") + "/v1/traces"
 
 
 def parse_path(text: str) -> Path:

@@ -17,7 +17,6 @@ from server.metrics import ServerMetrics
 from server.output_stream import OutputStream
 from server.output_text import DecodeStream, OutputText, Piece, TokenBytes
 from server.records import RequestRecord, StepRecord
-from server.request_log import log_request_end
 
 logger = logging.getLogger(__name__)
 
@@ -36,15 +35,9 @@ class _LiveRequest:
     """
 
     def __init__(self, request: GenerationRequest, decoder: DecodeStream, token_bytes: TokenBytes) -> None:
-        engine_request, params = request.engine_request, request.engine_request.sampling_params
+        params = request.engine_request.sampling_params
         self.stream = OutputStream()
-        self.record = RequestRecord(
-            request_id=engine_request.request_id,
-            arrival_time=engine_request.arrival_time,
-            num_prompt_tokens=request.num_prompt_tokens,
-            max_tokens=0 if request.is_prompt_only else params.max_tokens,
-            n=request.n,
-        )
+        self.record = request.record
         self._request = request
         self.is_plain = request.stop_strings.is_empty and params.num_logprobs is None
         self._feed = decoder.feed
@@ -168,6 +161,9 @@ class OutputProcessor:
             The ids of requests that ended here though the engine goes on with them: to be aborted there.
         """
         now, record, to_abort = self._clock(), StepRecord(), []
+        for request_id in outputs.preempted_req_ids:
+            if request_id in self._live:
+                self._live[request_id].record.note_preemption(outputs.preemption_time)
         for output in outputs.outputs:
             if self._deliver(output.request_id, output.new_token_ids, output, now, record):
                 to_abort.append(output.request_id)
@@ -233,7 +229,9 @@ class OutputProcessor:
             request.first_token_time = now
             step.started.append(request)
         else:
-            step.token_gap_s.append(now - request.last_token_time)
+            gap_s = now - request.last_token_time
+            step.token_gap_s.append(gap_s)
+            request.gaps.add(gap_s)
         request.last_token_time = now
 
     def _fail_all(self, kind: type[Exception], message: str, reason: FinishReason, record: StepRecord) -> None:
@@ -246,7 +244,6 @@ class OutputProcessor:
         ended = self._live.pop(request_id).record
         ended.finish_reason, ended.end_time = reason, now
         record.ended.append(ended)
-        log_request_end(ended)
 
 
 def _build_failure(record: RequestRecord) -> GenerationOutput:

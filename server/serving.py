@@ -26,13 +26,16 @@ from server.exit_codes import ExitCode
 from server.fingerprint import compute_fingerprint
 from server.in_proc_client import InProcEngineClient
 from server.listener import listen
+from server.log_output import exit_process
 from server.metrics import ServerMetrics
 from server.model_resolver import ResolvedModel
 from server.output_processor import OutputProcessor
 from server.prompt_threads import PromptThreads
 from server.prompts import PromptBuilder
+from server.request_log import RequestLog
 from server.startup_report import StartupReport, format_curl, format_memory, format_summary, format_url
 from server.tokenizer import Tokenizer, load_tokenizer
+from server.tracing import Tracer, open_tracer
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +106,20 @@ def serve(
         ListenError: The port was opened by another program meanwhile.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    service = build_service(config, model=model, version=version, access=access)
+    with open_tracer(config.otlp_traces_endpoint, version) as tracer:
+        service = build_service(config, model=model, version=version, access=access, tracer=tracer)
+        return _serve(service, config, sock=sock, report=report, version=version, access=access)
+
+
+def _serve(
+    service: Service,
+    config: ServerConfig,
+    *,
+    sock: socket.socket,
+    report: StartupReport,
+    version: str,
+    access: Access,
+) -> ExitCode:
     loaded = service.loaded
     listen(sock)
     url = format_url(config.host, sock.getsockname()[1], is_tls=access.tls is not None)
@@ -142,6 +158,7 @@ def serve(
             on_near_miss=service.metrics.count_watchdog_near_miss,
         ),
         settings=_create_daemon_settings(config),
+        hard_exit=exit_process,
     )
     if access.tls is not None:
         daemon.use_tls(access.tls)
@@ -167,19 +184,28 @@ def run_batch(
 ) -> ExitCode:
     """Answer a file of requests without a port; arguments and errors as for serve, and the batch's two files."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    service = build_service(config, model=model, version=version)
-    job = BatchJob(
-        client=service.client,
-        app=service.app,
-        source=source,
-        output=output,
-        max_num_seqs=config.max_num_seqs,
-        report=report,
-    )
-    return job.run()
+    with open_tracer(config.otlp_traces_endpoint, version) as tracer:
+        service = build_service(config, model=model, version=version, tracer=tracer)
+        job = BatchJob(
+            client=service.client,
+            app=service.app,
+            source=source,
+            output=output,
+            max_num_seqs=config.max_num_seqs,
+            report=report,
+            hard_exit=exit_process,
+        )
+        return job.run()
 
 
-def build_service(config: ServerConfig, *, model: ResolvedModel, version: str, access: Access | None = None) -> Service:
+def build_service(
+    config: ServerConfig,
+    *,
+    model: ResolvedModel,
+    version: str,
+    access: Access | None = None,
+    tracer: Tracer | None = None,
+) -> Service:
     """Put together everything that serves one model; nothing is started. Errors as for open_model.
 
     Args:
@@ -187,6 +213,7 @@ def build_service(config: ServerConfig, *, model: ResolvedModel, version: str, a
         model: What to serve.
         version: Of Pointsman.
         access: Who may come in; None = whoever holds the application.
+        tracer: Records the requests' spans; None = nobody does.
     """
     loaded = open_model(config, model)
     assert loaded.config.model.max_model_len is not None, "resolve() settles it"
@@ -207,6 +234,7 @@ def build_service(config: ServerConfig, *, model: ResolvedModel, version: str, a
             access=access or Access(),
         ),
         gate=gate,
+        request_log=RequestLog(tracer),
     )
     return Service(loaded, client, app, gate, metrics)
 

@@ -7,9 +7,9 @@ import ipaddress
 import json
 import shlex
 import sys
-from typing import TextIO
 
 from engine_core import DeviceConfig, EngineConfig, EnginePhase, EngineState
+from server.log_output import TextOut
 from server.service_manager import ServiceManager
 
 _PROGRESS_STEPS = 4  # lines of progress where they cannot overwrite each other
@@ -28,12 +28,16 @@ class StartupReport:
         manager: As given; it is told of loading and of the end here, of the rest by whoever knows.
     """
 
-    def __init__(self, out: TextIO | None = None, manager: ServiceManager | None = None) -> None:
+    def __init__(self, out: TextOut | None = None, manager: ServiceManager | None = None) -> None:
         self.manager = manager or ServiceManager()
-        self._out = out if out is not None else sys.stderr
-        self.is_terminal = self._out.isatty()
+        self.redirect(out)
         self._is_line_open = False
         self._last_quarter = -1
+
+    def redirect(self, out: TextOut | None) -> None:
+        """Write there from now on; None = standard error."""
+        self._out: TextOut = out if out is not None else sys.stderr
+        self.is_terminal = self._out.isatty()
 
     def line(self, text: str) -> None:
         """Write one line, below whatever progress there is."""

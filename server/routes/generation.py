@@ -10,6 +10,7 @@ from fastapi import Request, Response
 
 from server.admission import Admission, Admitted
 from server.engine_client import EngineClient
+from server.http_record import AnswerNote, note_answer
 from server.json_text import encode_json, encode_long_json
 from server.output_text import TokenBytes
 from server.replies import ReplyHead, ReplyOptions, ReplyShape
@@ -83,6 +84,7 @@ class GenerationRoute:
             ClientGoneError: The client left.
             EngineDeadError: The engine died.
         """
+        self._note(request, wire, admitted)
         head = ReplyHead(
             admitted.response_id, int(self._unix_time()), self._served_model_name, self._system_fingerprint
         )
@@ -103,3 +105,15 @@ class GenerationRoute:
         else:
             body = encode_json(shape.build_reply(choices))
         return Response(body, media_type="application/json")
+
+    def _note(self, request: Request, wire: GenerationFields, admitted: Admitted) -> None:
+        """Note for log and traces what is about to run."""
+        requests = admitted.requests
+        answer = AnswerNote(
+            response_id=admitted.response_id,
+            model=self._served_model_name,
+            is_stream=bool(wire.stream),
+            params=requests[0].engine_request.sampling_params,
+            requests=tuple(each.record for each in requests),
+        )
+        note_answer(request.scope, answer)

@@ -291,3 +291,27 @@ def test_g1_requests_that_may_not_run_do_not_make_the_loop_spin() -> None:
     fixture.scheduler.pause(PauseState.UNPAUSED)
     fixture.core.run_busy_loop()
     assert fixture.ends() == [("a", FinishReason.LENGTH)]
+
+
+@pytest.mark.parametrize("max_steps_in_flight", [1, 2])
+def test_who_loses_blocks_is_told_with_the_time_at_which_the_step_was_scheduled(max_steps_in_flight: int) -> None:
+    fixture = CoreFixture(max_steps_in_flight=max_steps_in_flight)
+    for name in "ab":
+        fixture.add(name, prompt=30, max_tokens=30)
+    scheduled: list[float] = []
+
+    def pass_time() -> None:
+        if fixture.runner.steps[-1].preempted_req_ids:
+            scheduled.append(fixture.now)
+        fixture.now += 0.5
+
+    fixture.runner.while_running = pass_time
+    fixture.run_until_idle()
+    while len(fixture.ends()) < 2:
+        fixture.core.step()
+    told = [message for message in fixture.published if message.preempted_req_ids]
+    assert {name for message in told for name in message.preempted_req_ids} <= set("ab") and told
+    assert all(message.preemption_time > 0 for message in told)
+    if max_steps_in_flight == 1:
+        assert [message.preemption_time for message in told] == scheduled
+    assert all(message.preemption_time == 0 for message in fixture.published if message not in told)

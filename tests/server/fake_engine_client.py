@@ -64,6 +64,7 @@ class FakeEngineClient(EngineClient):
         self.requests.append(request)
         self._num_live += 1
         has_ended = False
+        record = request.record
         try:
             for item in self.script(request):
                 if isinstance(item, asyncio.Event):
@@ -73,9 +74,12 @@ class FakeEngineClient(EngineClient):
                     has_ended = True
                     raise item
                 has_ended = item.finish_reason is not None
+                record.num_output_tokens, record.num_cached_tokens = item.num_output_tokens, item.num_cached_tokens
+                record.finish_reason = item.finish_reason
                 yield item
         finally:
             self._num_live -= 1
             if not has_ended:
+                record.finish_reason = FinishReason.ABORT
                 self.aborted.append(request.engine_request.request_id)
                 self.has_aborted.set()

@@ -21,6 +21,7 @@ from server.chat_template import ChatTemplateError
 from server.drain import DrainGate
 from server.prompt_threads import PromptThreads
 from server.prompts import PromptBuilder, Template
+from server.request_log import RequestLog
 from server.streaming import StreamTiming
 from tests.server.fake_engine_client import FakeEngineClient
 
@@ -119,6 +120,7 @@ def build_app(
     has_forced_usage: bool = False,
     gate: DrainGate | None = None,
     access: Access | None = None,
+    request_log: RequestLog | None = None,
 ) -> FastAPI:
     prompts = create_prompts(chat_template=(template or FakeTemplate()) if has_template else None)
     admission = create_admission(
@@ -141,6 +143,7 @@ def build_app(
             access=access or Access(),
         ),
         gate=gate,
+        request_log=request_log,
     )
 
 

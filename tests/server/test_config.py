@@ -120,11 +120,29 @@ def test_sizes_are_read_with_units(text: str, num_bytes: int) -> None:
         (["--max-num-seqs", "0"], "--max-num-seqs: must be at least 1"),
         (["--num-threads", "100000"], "--num-threads: must be 0 to 1024, not 100000"),
         (["--served-model-name", ""], "--served-model-name: must not be empty"),
+        (["--log-format", "xml"], "--log-format: invalid choice: 'xml' .*auto.*human.*json"),
+        (["--otlp-traces-endpoint", "localhost:4318"], "--otlp-traces-endpoint: must be the URL of an OTLP/HTTP"),
+        (["--otlp-traces-endpoint", "grpc://h:4317"], "--otlp-traces-endpoint: must be the URL of an OTLP/HTTP"),
+        (["--otlp-traces-endpoint", "http://[::1"], "--otlp-traces-endpoint: must be the URL of an OTLP/HTTP"),
     ],
 )
 def test_a_bad_flag_is_named_with_what_it_takes(argv: list[str], complaint: str) -> None:
     with pytest.raises(argparse.ArgumentError, match=complaint):
         configure(*argv)
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("http://localhost:4318", "http://localhost:4318/v1/traces"),
+        ("https://otel.example/", "https://otel.example/v1/traces"),
+        ("https://otel.example/api/traces", "https://otel.example/api/traces"),
+        (" http://h:4318/v1/traces ", "http://h:4318/v1/traces"),
+    ],
+)
+def test_a_collector_without_a_path_gets_the_usual_one(text: str, url: str) -> None:
+    assert configure("--otlp-traces-endpoint", text).otlp_traces_endpoint == url
+    assert configure(POINTSMAN_OTLP_TRACES_ENDPOINT=text).otlp_traces_endpoint == url
 
 
 @pytest.mark.parametrize(

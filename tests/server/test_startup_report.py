@@ -35,6 +35,16 @@ def test_progress_on_a_terminal_overwrites_itself_and_the_next_line_starts_afres
     assert out.getvalue() == "\r\x1b[KLoading  10%  layer\r\x1b[KLoading  20%  other\ndone\n"
 
 
+def test_a_report_can_go_on_elsewhere_below_its_progress() -> None:
+    first, second = Terminal(), io.StringIO()
+    report = StartupReport(first)
+    report.loading(loading(0.1))
+    report.redirect(second)
+    report.line("done")
+    assert not report.is_terminal
+    assert (first.getvalue(), second.getvalue()) == ("\r\x1b[KLoading  10%  layer", "\ndone\n")
+
+
 def test_a_reader_that_is_gone_is_no_error() -> None:
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
