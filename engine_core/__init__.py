@@ -18,12 +18,15 @@ from engine_core.config import (
 from engine_core.errors import CapacityError, CheckpointError, ConfigError, EngineDeadError, EngineError
 from engine_core.messages import (
     AbortRequest,
+    EngineCommand,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     EnginePhase,
     EngineState,
     FinishReason,
+    ResetPrefixCache,
+    SetLimits,
     TokenLogprobs,
 )
 from engine_core.sampling_params import SamplingParams
@@ -42,6 +45,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DeviceConfig",
+    "EngineCommand",
     "EngineConfig",
     "EngineCoreOutput",
     "EngineCoreOutputs",
@@ -52,9 +56,11 @@ __all__ = [
     "EngineState",
     "FinishReason",
     "ModelConfig",
+    "ResetPrefixCache",
     "SamplingParams",
     "SchedulerConfig",
     "SchedulerStats",
+    "SetLimits",
     "TokenLogprobs",
     "default_cache_dir",
 ]
