@@ -364,4 +364,4 @@ def test_who_was_admitted_for_the_first_time_is_told_once_with_or_without_a_toke
     fixture.add("c", prompt=3, max_tokens=1)
     step_to_end(fixture)
     assert [message.started_req_ids for message in fixture.published][:3] == [["a", "b"], ["c"], []]
-    assert sorted(sum((message.started_req_ids for message in fixture.published), [])) == ["a", "b", "c"]
+    assert sorted(name for message in fixture.published for name in message.started_req_ids) == ["a", "b", "c"]
