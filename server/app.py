@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -26,8 +26,11 @@ from server.errors import (
 from server.http_limits import BodyLimitMiddleware, LastCatchMiddleware, RequestLabelMiddleware
 from server.http_metrics import HttpMetrics, HttpMetricsMiddleware
 from server.openapi import create_openapi
+from server.overload.gate import Gate, RejectionMetrics
+from server.overload.limits import Limits
+from server.overload.middleware import PermitMiddleware
 from server.request_reader import FieldMetrics, RequestReader
-from server.routes import chat, completions, docs, fleet, models, ops, render, tokenize
+from server.routes import admin, chat, completions, docs, fleet, models, ops, render, tokenize
 from server.routes.generation import GenerationRoute
 from server.streaming import StreamTiming
 
@@ -35,8 +38,11 @@ from server.streaming import StreamTiming
 _STATUS_CLIENT_GONE = 499
 
 
-class Metrics(FieldMetrics, HttpMetrics, ops.MetricsPage, Protocol):
+class Metrics(FieldMetrics, HttpMetrics, RejectionMetrics, ops.MetricsPage, Protocol):
     """What the app asks of the server's metrics."""
+
+    def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
+        """Read gauges, by their names, whenever the page is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +57,7 @@ class AppSettings:
         is_strict: Unknown request fields are refused.
         has_forced_usage: Every stream tells its usage, whether or not it is asked for.
         timing: Of streams.
+        limits: What it takes on at once.
     """
 
     served_model_name: str
@@ -60,6 +67,7 @@ class AppSettings:
     is_strict: bool = False
     has_forced_usage: bool = False
     timing: StreamTiming = field(default_factory=StreamTiming)
+    limits: Limits = field(default_factory=Limits)
 
 
 def create_app(
@@ -88,6 +96,8 @@ def create_app(
         redirect_slashes=False,
         lifespan=lifespan,
     )
+    gate = Gate(engine_client=engine_client, limits=settings.limits, metrics=metrics)
+    metrics.watch(gate.get_figures)
     reader = RequestReader(metrics=metrics, is_strict=settings.is_strict)
     route = GenerationRoute(
         reader=reader,
@@ -117,11 +127,13 @@ def create_app(
             version=settings.version,
             architecture=settings.architecture,
         ),
+        admin.build_router(reader=reader, engine_client=engine_client, gate=gate),
         docs.build_router(),
     ):
         app.include_router(router)
     _add_error_handlers(app)
     # The last one added is the outermost.
+    app.add_middleware(PermitMiddleware, gate=gate)
     app.add_middleware(LastCatchMiddleware)
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(RequestLabelMiddleware)

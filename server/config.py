@@ -194,6 +194,40 @@ class ServerConfig:
         metavar="LEVEL",
         choices=LOG_LEVELS,
     )
+    # Overload.
+    max_queued_requests: int = flag(
+        1024,
+        parse_int(0),
+        "Requests, one a choice, that may wait beyond those that run; above it 503 with Retry-After; 0 = any number.",
+    )
+    max_queued_tokens: int = flag(
+        262_144, parse_int(0), "Prompt tokens that may wait; above it 503 with Retry-After; 0 = any number."
+    )
+    queue_timeout_s: float = flag(
+        600.0,
+        parse_factor,
+        "A request that has not been started after so many seconds is given up; 0 = never.",
+        metavar="S",
+        shown_default="600",
+    )
+    request_timeout_s: float = flag(
+        3600.0,
+        parse_factor,
+        "A request that has not ended after so many seconds is given up; 0 = never.",
+        metavar="S",
+        shown_default="3600",
+    )
+    max_requests_per_key: int = flag(
+        0,
+        parse_int(0),
+        "Requests that one API key may have in hand; above it 429 with Retry-After; 0 = any number. Without keys "
+        "everybody is one key.",
+    )
+    max_requests_per_minute: int = flag(
+        0,
+        parse_int(0),
+        "Requests that one API key may send a minute; above it 429 with Retry-After; 0 = any number.",
+    )
     cache_dir: Path = dataclasses.field(
         default_factory=default_cache_dir,
         metadata={

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Concatenate, ParamSpec
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
@@ -65,6 +65,7 @@ class ServerMetrics:
         self._field_names: set[str] = set()
         self._num_ended_by_n: dict[int, int] = {}
         self._prompt_rate, self._generation_rate = RateWindow(clock), RateWindow(clock)
+        self._watched: list[Callable[[], Mapping[str, float]]] = []
         self._gauges: dict[str, Family[Gauge]] = {}
         self._counters: dict[str, Family[Counter]] = {}
         self._histograms: dict[str, Family[Histogram]] = {}
@@ -113,6 +114,23 @@ class ServerMetrics:
         self._counter("http_requests_total", _UNKNOWN, f"{status // 100}xx", _UNKNOWN).inc()
 
     @_never_raises
+    def count_rejection(self, reason: str) -> None:
+        """Count a request that was refused or given up for overload.
+
+        Args:
+            reason: Why, in a word.
+        """
+        self._counter("vllm:admission_rejections_total", reason).inc()
+
+    def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
+        """Read gauges whenever the page is rendered: so they are right, whoever changes what they tell.
+
+        Args:
+            read: Returns them by name.
+        """
+        self._watched.append(read)
+
+    @_never_raises
     def set_cache_config(self, state: EngineState, *, cache_dtype: str, enable_prefix_caching: bool) -> None:
         """Show the KV cache's size and kind; once, when the engine is ready.
 
@@ -142,10 +160,17 @@ class ServerMetrics:
         queries = self._counter("vllm:prefix_cache_queries_total").value
         hits = self._counter("vllm:prefix_cache_hits_total").value
         self._gauge("vllm_prefix_cache_hit_ratio").set(hits / queries if queries else 0.0)
+        self._read_watched()
         families: dict[str, Family[Gauge] | Family[Counter] | Family[Histogram]]
         families = {**self._gauges, **self._counters, **self._histograms}
         text = "".join(line for row in TABLE for line in families[row.alias_of or row.name].write(row))
         return text.encode() + generate_latest(self._process), CONTENT_TYPE
+
+    @_never_raises
+    def _read_watched(self) -> None:
+        for read in self._watched:
+            for name, value in read().items():
+                self._gauge(name).set(value)
 
     # ------------------------------------------------------------------ requests
     @_never_raises

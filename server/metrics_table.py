@@ -111,6 +111,16 @@ _REQUESTS = (
         ("stop", "length", "abort", "error", "repetition"),
         counter("vllm:request_success_total", "requests", "Requests ended, each once, by why.", "`error` stays at 0."),
     ),
+    by_label(
+        "reason",
+        ("queue_full", "queue_tokens_full", "queue_timeout", "request_timeout", "key_concurrency", "key_rate"),
+        counter(
+            "vllm:admission_rejections_total",
+            "requests",
+            "Requests refused or given up because of overload, by why.",
+            "Flat. `queue_*` rising: more load than this server takes; `key_*`: one key's.",
+        ),
+    ),
     histogram(
         "vllm:time_to_first_token_seconds",
         "seconds",
@@ -171,6 +181,19 @@ _SPECULATION = (
 )
 
 _OWN = (
+    gauge(
+        "pointsman:num_permits",
+        "requests",
+        "Clients' requests that were let in and are not answered to the end.",
+        "0 when idle.",
+    ),
+    gauge(
+        "pointsman:num_requests_queued",
+        "requests",
+        "Requests, one a choice, admitted and not yet scheduled for the first time.",
+        "Below `--max-queued-requests`.",
+    ),
+    gauge("pointsman:num_tokens_queued", "tokens", "Their prompt tokens.", "Below `--max-queued-tokens`."),
     gauge("pointsman:num_requests_parked", "requests", "Preempted requests whose last output is still under way."),
     counter("pointsman:prompt_tokens_scheduled_total", "tokens", "Prompt tokens handed out, recomputed ones included."),
     counter(

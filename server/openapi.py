@@ -29,7 +29,24 @@ _ALWAYS = (
 )
 # An operation that exists is found, and by its own method.
 _NEVER = (ErrorKind.NOT_FOUND, ErrorKind.METHOD_NOT_ALLOWED)
-_WITH_BODY = tuple(kind for kind in ErrorKind if kind not in _NEVER)
+# Of requests that take a place in the engine's queue.
+_OVERLOAD = (
+    ErrorKind.QUEUE_FULL,
+    ErrorKind.QUEUE_TIMEOUT,
+    ErrorKind.RATE_LIMITED,
+    ErrorKind.REQUEST_TIMEOUT,
+    ErrorKind.CANCELLED,
+)
+_GENERATING = tuple(kind for kind in ErrorKind if kind not in _NEVER)
+_WITH_BODY = tuple(kind for kind in _GENERATING if kind not in _OVERLOAD)
+_FIELDS = (
+    ErrorKind.MALFORMED_BODY,
+    ErrorKind.INVALID_VALUE,
+    ErrorKind.MISSING_PARAMETER,
+    ErrorKind.UNKNOWN_PARAMETER,
+    ErrorKind.UNSUPPORTED_MEDIA_TYPE,
+)
+_COMMAND = (*_ALWAYS, ErrorKind.NOT_READY, ErrorKind.ENGINE_DEAD)
 _LOOK_UP = (*_ALWAYS, ErrorKind.MODEL_NOT_FOUND)
 
 
@@ -53,8 +70,8 @@ class _Answers:
 
 
 _TABLE: Mapping[str, _Answers] = {
-    "/v1/completions": _Answers(reply.CompletionReply, _WITH_BODY, reply.CompletionChunk),
-    "/v1/chat/completions": _Answers(reply.ChatReply, _WITH_BODY, reply.ChatChunk),
+    "/v1/completions": _Answers(reply.CompletionReply, _GENERATING, reply.CompletionChunk),
+    "/v1/chat/completions": _Answers(reply.ChatReply, _GENERATING, reply.ChatChunk),
     "/v1/completions/render": _Answers(reply.RenderedRequest, _WITH_BODY, is_list=True),
     "/v1/chat/completions/render": _Answers(reply.RenderedRequest, _WITH_BODY),
     "/tokenize": _Answers(reply.TokenizeReply, _WITH_BODY),
@@ -72,10 +89,13 @@ _TABLE: Mapping[str, _Answers] = {
     "/get_server_info": _Answers(reply.KVBlockInfo, (*_ALWAYS, ErrorKind.NOT_READY)),
     "/server_info": _Answers(reply.WorkerInfo),
     "/model_info": _Answers(reply.ModelInfo),
+    "/admin/limits": _Answers(reply.LimitsReply, (*_COMMAND, *_FIELDS)),
+    "/reset_prefix_cache": _Answers(reply.ResetReply, (*_COMMAND, ErrorKind.INVALID_VALUE)),
+    "/abort": _Answers(reply.AbortReply, (*_ALWAYS, *_FIELDS, ErrorKind.NOT_FOUND)),
 }
 _DESCRIPTION = (
-    "OpenAI's HTTP API, with vLLM's extensions. Every answer has an X-Request-Id; a 503 that is worth another try has "
-    "a Retry-After."
+    "OpenAI's HTTP API, with vLLM's extensions. Every answer has an X-Request-Id; a 429, and a 503 that is worth "
+    "another try, has a Retry-After."
 )
 
 

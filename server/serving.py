@@ -25,6 +25,7 @@ from server.listener import listen
 from server.metrics import ServerMetrics
 from server.model_resolver import ResolvedModel
 from server.output_processor import OutputProcessor
+from server.overload.limits import Limits
 from server.prompt_threads import PromptThreads
 from server.prompts import PromptBuilder
 from server.startup_report import StartupReport, format_curl, format_memory, format_summary, format_url
@@ -90,7 +91,7 @@ def serve(
         ListenError: The port was opened by another program meanwhile.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    service = build_service(config, model=model, version=version)
+    service = build_service(config, model=model, version=version, is_shared=True)
     loaded = service.loaded
     listen(sock)
     url = format_url(config.host, sock.getsockname()[1])
@@ -133,7 +134,7 @@ def run_batch(
 ) -> ExitCode:
     """Answer a file of requests without a port; arguments and errors as for serve, and the batch's two files."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    service = build_service(config, model=model, version=version)
+    service = build_service(config, model=model, version=version, is_shared=False)
     job = BatchJob(
         client=service.client,
         app=service.app,
@@ -145,8 +146,15 @@ def run_batch(
     return job.run()
 
 
-def build_service(config: ServerConfig, *, model: ResolvedModel, version: str) -> Service:
-    """Put together everything that serves one model; nothing is started. Errors as for open_model."""
+def build_service(config: ServerConfig, *, model: ResolvedModel, version: str, is_shared: bool) -> Service:
+    """Put together everything that serves one model; nothing is started. Errors as for open_model.
+
+    Args:
+        config: The server's.
+        model: What to serve.
+        version: Of Pointsman.
+        is_shared: By clients who do not know of each other, and may bring more than can be done.
+    """
     loaded = open_model(config, model)
     assert loaded.config.model.max_model_len is not None, "resolve() settles it"
     metrics = ServerMetrics(loaded.name, max_model_len=loaded.config.model.max_model_len)
@@ -162,6 +170,7 @@ def build_service(config: ServerConfig, *, model: ResolvedModel, version: str) -
             architecture=loaded.checkpoint.arch.architecture,
             is_strict=config.strict_fields,
             has_forced_usage=config.enable_force_include_usage,
+            limits=_build_limits(config, loaded) if is_shared else Limits(),
         ),
     )
     return Service(loaded, client, app, metrics)
@@ -211,6 +220,20 @@ def _create_chat_template(tokenizer: Tokenizer) -> ChatTemplate | None:
     except ChatTemplateError as error:
         logger.warning("%s Chat is refused; completions work.", error)
         return None
+
+
+def _build_limits(config: ServerConfig, loaded: LoadedModel) -> Limits:
+    scheduler = loaded.config.scheduler
+    return Limits(
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_queued_requests=config.max_queued_requests,
+        max_queued_tokens=config.max_queued_tokens,
+        queue_timeout_s=config.queue_timeout_s,
+        request_timeout_s=config.request_timeout_s,
+        max_requests_per_key=config.max_requests_per_key,
+        max_requests_per_minute=config.max_requests_per_minute,
+    )
 
 
 def _create_prompts(loaded: LoadedModel) -> PromptBuilder:
