@@ -115,10 +115,10 @@ class ServerMetrics:
 
     @_never_raises
     def count_rejection(self, reason: str) -> None:
-        """Count a request that was refused or given up for overload.
+        """Count a request that was turned away though nothing is wrong with it.
 
         Args:
-            reason: Why, in a word.
+            reason: Why; one of the table's, never a client's word.
         """
         self._counter("vllm:admission_rejections_total", reason).inc()
 

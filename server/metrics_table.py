@@ -113,12 +113,15 @@ _REQUESTS = (
     ),
     by_label(
         "reason",
-        ("queue_full", "queue_tokens_full", "queue_timeout", "request_timeout", "key_concurrency", "key_rate"),
+        (
+            *("queue_full", "queue_tokens_full", "queue_timeout", "request_timeout"),
+            *("key_concurrency", "key_rate", "draining"),
+        ),
         counter(
             "vllm:admission_rejections_total",
             "requests",
-            "Requests refused or given up because of overload, by why.",
-            "Flat. `queue_*` rising: more load than this server takes; `key_*`: one key's.",
+            "Requests turned away, or given up, although nothing is wrong with them, by why.",
+            "Flat. `queue_*` rising: more load than this server takes; `key_*`: than one key may bring.",
         ),
     ),
     histogram(
@@ -194,6 +197,7 @@ _OWN = (
         "Below `--max-queued-requests`.",
     ),
     gauge("pointsman:num_tokens_queued", "tokens", "Their prompt tokens.", "Below `--max-queued-tokens`."),
+    gauge("pointsman:max_num_seqs", "requests", "Requests that may run at once, now: `--max-num-seqs`, or lowered."),
     gauge("pointsman:num_requests_parked", "requests", "Preempted requests whose last output is still under way."),
     counter("pointsman:prompt_tokens_scheduled_total", "tokens", "Prompt tokens handed out, recomputed ones included."),
     counter(

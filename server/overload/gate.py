@@ -81,8 +81,9 @@ class Gate:
         return len(self._permits)
 
     def get_figures(self) -> Mapping[str, float]:
-        """Return what fills up, by the names of its gauges."""
+        """Return what fills up and how far it may, by the names of the gauges."""
         return {
+            "pointsman:max_num_seqs": self.limits.max_num_seqs,
             "pointsman:num_permits": self.num_permits,
             "pointsman:num_requests_queued": self.backlog.num_requests,
             "pointsman:num_tokens_queued": self.backlog.num_tokens,
