@@ -96,8 +96,8 @@ def create_app(
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    gate = Gate(engine_client=engine_client, limits=settings.limits, metrics=metrics)
-    metrics.watch(gate.get_figures)
+    overload = Gate(engine_client=engine_client, limits=settings.limits, metrics=metrics)
+    metrics.watch(overload.get_figures)
     reader = RequestReader(metrics=metrics, is_strict=settings.is_strict)
     route = GenerationRoute(
         reader=reader,
@@ -127,13 +127,13 @@ def create_app(
             version=settings.version,
             architecture=settings.architecture,
         ),
-        admin.build_router(reader=reader, engine_client=engine_client, gate=gate),
+        admin.build_router(reader=reader, engine_client=engine_client, gate=overload),
         docs.build_router(),
     ):
         app.include_router(router)
     _add_error_handlers(app)
     # The last one added is the outermost.
-    app.add_middleware(PermitMiddleware, gate=gate)
+    app.add_middleware(PermitMiddleware, gate=overload)
     app.add_middleware(LastCatchMiddleware)
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(RequestLabelMiddleware)

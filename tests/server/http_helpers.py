@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from starlette.routing import Route
 from server.admission import Admission, SamplingDefaults
 from server.app import AppSettings, create_app
 from server.chat_template import ChatTemplateError
+from server.overload.limits import Limits
 from server.prompt_threads import PromptThreads
 from server.prompts import PromptBuilder, Template
 from server.streaming import StreamTiming
@@ -66,12 +67,20 @@ class FakeMetrics:
     def __init__(self) -> None:
         self.unknown: list[str] = []
         self.http: list[tuple[str, str, str]] = []
+        self.rejections: list[str] = []
+        self.read_figures: Callable[[], Mapping[str, float]] = dict
 
     def count_unknown_field(self, name: str) -> None:
         self.unknown.append(name)
 
     def record_http(self, *, method: str, status: str, handler: str, duration_s: float) -> None:
         self.http.append((method, status, handler))
+
+    def count_rejection(self, reason: str) -> None:
+        self.rejections.append(reason)
+
+    def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
+        self.read_figures = read
 
     def render(self) -> tuple[bytes, str]:
         return b"up 1\n", "text/plain; version=0.0.4"
@@ -111,6 +120,7 @@ def build_app(
     sampling_defaults: SamplingDefaults | None = None,
     has_priorities: bool = False,
     has_forced_usage: bool = False,
+    limits: Limits | None = None,
 ) -> FastAPI:
     prompts = create_prompts(chat_template=(template or FakeTemplate()) if has_template else None)
     admission = create_admission(
@@ -130,6 +140,7 @@ def build_app(
             is_strict=is_strict,
             has_forced_usage=has_forced_usage,
             timing=timing or StreamTiming(),
+            limits=limits or Limits(),
         ),
     )
 

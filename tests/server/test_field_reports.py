@@ -36,6 +36,7 @@ import pytest
 
 from server.http_limits import BodyLimitMiddleware, LastCatchMiddleware, RequestLabelMiddleware
 from server.http_metrics import HttpMetricsMiddleware
+from server.overload.middleware import PermitMiddleware
 from tests.server.fake_engine_client import FakeEngineClient
 from tests.server.http_helpers import build_app, connect, get_chunks
 from tests.server.metric_samples import read_samples
@@ -43,7 +44,13 @@ from tests.server.scheduled_app import CHAT, COMPLETIONS, Caller, ScheduledApp
 
 PATHS = pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 STREAMS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-MIDDLEWARE: list[Any] = [HttpMetricsMiddleware, RequestLabelMiddleware, BodyLimitMiddleware, LastCatchMiddleware]
+MIDDLEWARE: list[Any] = [
+    HttpMetricsMiddleware,
+    RequestLabelMiddleware,
+    BodyLimitMiddleware,
+    LastCatchMiddleware,
+    PermitMiddleware,
+]
 
 
 async def depart(caller: Caller) -> None:
