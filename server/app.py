@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -29,6 +29,7 @@ from server.openapi import create_openapi
 from server.overload.gate import Gate, RejectionMetrics
 from server.overload.limits import Limits
 from server.overload.middleware import PermitMiddleware
+from server.records import LoadReading
 from server.request_reader import FieldMetrics, RequestReader
 from server.routes import admin, chat, completions, docs, fleet, models, ops, render, tokenize
 from server.routes.generation import GenerationRoute
@@ -41,8 +42,8 @@ _STATUS_CLIENT_GONE = 499
 class Metrics(FieldMetrics, HttpMetrics, RejectionMetrics, ops.MetricsPage, Protocol):
     """What the app asks of the server's metrics."""
 
-    def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
-        """Read gauges, by their names, whenever the page is shown."""
+    def follow_load(self, read_load: Callable[[], LoadReading]) -> None:
+        """Ask how full the server is whenever the page is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,7 @@ def create_app(
         lifespan=lifespan,
     )
     overload = Gate(engine_client=engine_client, limits=settings.limits, metrics=metrics)
-    metrics.watch(overload.get_figures)
+    metrics.follow_load(overload.read_load)
     reader = RequestReader(metrics=metrics, is_strict=settings.is_strict)
     route = GenerationRoute(
         reader=reader,

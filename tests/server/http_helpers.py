@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from server.chat_template import ChatTemplateError
 from server.overload.limits import Limits
 from server.prompt_threads import PromptThreads
 from server.prompts import PromptBuilder, Template
+from server.records import LoadReading
 from server.streaming import StreamTiming
 from tests.server.fake_engine_client import FakeEngineClient
 
@@ -68,7 +69,7 @@ class FakeMetrics:
         self.unknown: list[str] = []
         self.http: list[tuple[str, str, str]] = []
         self.rejections: list[str] = []
-        self.read_figures: Callable[[], Mapping[str, float]] = dict
+        self.read_load: Callable[[], LoadReading] = LoadReading
 
     def count_unknown_field(self, name: str) -> None:
         self.unknown.append(name)
@@ -79,8 +80,8 @@ class FakeMetrics:
     def count_rejection(self, reason: str) -> None:
         self.rejections.append(reason)
 
-    def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
-        self.read_figures = read
+    def follow_load(self, read_load: Callable[[], LoadReading]) -> None:
+        self.read_load = read_load
 
     def render(self) -> tuple[bytes, str]:
         return b"up 1\n", "text/plain; version=0.0.4"

@@ -90,10 +90,10 @@ def test_the_time_to_come_back_follows_from_tokens_and_pace() -> None:
         note(backlog, float(number), num_steps=1, num_step_prompt_tokens=80, num_step_generation_tokens=20,
              step_time_s=1.0, num_running=4)  # fmt: skip
     assert backlog.estimate_retry_after_s() == 1, "no answer has ended yet, so nobody knows how long they get"
-    note(backlog, 99.0, ended=(ended_with(50),), num_running=4)
+    note(backlog, 99.0, ended=(ended_with(45),), num_running=4)
     assert backlog.estimate_retry_after_s() == 2
     Place(backlog).take(6, 700)
-    assert backlog.estimate_retry_after_s() == 12  # 700 + (6 + 4) * 50
+    assert backlog.estimate_retry_after_s() == 12  # 700 + (6 + 4) * 45
     Place(backlog).take(0, 10**6)
     assert backlog.estimate_retry_after_s() == 60
 
