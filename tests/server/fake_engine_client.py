@@ -53,6 +53,7 @@ class FakeEngineClient(EngineClient):
         self.own_backlog = Backlog()
         self.live_ids: set[str] = set()
         self.failed: list[tuple[str, RequestError]] = []
+        self.has_failed = asyncio.Event()
         self.commands: list[EngineCommand] = []
         self.obey: Callable[[EngineCommand], bool] = lambda command: True
 
@@ -72,6 +73,8 @@ class FakeEngineClient(EngineClient):
         ended = self.live_ids & set(request_ids)
         self.live_ids -= ended
         self.failed += [(request_id, error) for request_id in sorted(ended)]
+        if ended:
+            self.has_failed.set()
         return len(ended)
 
     async def command(self, command: EngineCommand) -> bool:

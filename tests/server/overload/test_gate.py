@@ -196,8 +196,7 @@ def test_a_request_that_finds_the_server_full_costs_its_key_nothing() -> None:
 # ---------------------------------------------------------------------- deadlines
 async def wait_for_failure(g: GateFixture) -> RequestError:
     async with asyncio.timeout(5):
-        while not g.client.failed:
-            await asyncio.sleep(0)
+        await g.client.has_failed.wait()
     ((_, error), *_) = g.client.failed
     return error
 
