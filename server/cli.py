@@ -18,7 +18,7 @@ from server.batch.files import BatchFileError, open_files
 from server.bench.command import DESCRIPTION as BENCH_DESCRIPTION
 from server.bench.command import BenchFileError, add_bench_flags, run_bench
 from server.bench.target import BenchError
-from server.config import ServerConfig, add_flags, build_config, field_names
+from server.config import OVERLOAD_FIELDS, ServerConfig, add_flags, build_config, field_names
 from server.exit_codes import ExitCode
 from server.listener import ListenError, bind
 from server.model_resolver import ModelResolveError, fetch_embedded_model, resolve_model
@@ -114,7 +114,7 @@ def _add_batch(commands: argparse._SubParsersAction[_Parser]) -> None:
     batch.add_argument("--force", action="store_true", help="Overwrite OUT.jsonl and OUT.jsonl.partial.")
     # Whatever POINTSMAN_HOST says: nothing listens.
     batch.set_defaults(host="127.0.0.1")
-    add_flags(batch, only=field_names() - {"host", "port", "insecure"})
+    add_flags(batch, only=field_names() - {"host", "port", "insecure"} - OVERLOAD_FIELDS)
 
 
 def get_version() -> str:

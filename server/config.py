@@ -40,10 +40,18 @@ from server.flag_values import (
     parse_text,
 )
 from server.flags import ENV_PREFIX, Flag, add_flags_of, build_flags_table, flag, flags_of, parse_variable
+from server.overload.limits import Limits
 
 # kernels.backend.backend_names(), which would cost every --help an import of torch; a test compares the two.
 BACKENDS = ("torch", "cpu")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+# Limits on clients who do not know of each other: a batch has none.
+OVERLOAD_FIELDS = frozenset(
+    {
+        *("max_queued_requests", "max_queued_tokens", "queue_timeout_s", "request_timeout_s"),
+        *("max_requests_per_key", "max_requests_per_minute"),
+    }
+)
 
 _CACHE, _DEVICE, _SCHEDULER = CacheConfig(), DeviceConfig(), SchedulerConfig()
 
@@ -275,6 +283,18 @@ class ServerConfig:
                 async_scheduling=self.async_scheduling,
             ),
             device=DeviceConfig(self.backend, self.num_threads, self.cpu_isa, self.cache_dir),
+        )
+
+    def to_limits(self, scheduler: SchedulerConfig) -> Limits:
+        """Return what the server takes on.
+
+        Args:
+            scheduler: The engine's, resolved: what it has room for.
+        """
+        return Limits(
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            **{name: getattr(self, name) for name in OVERLOAD_FIELDS},
         )
 
 

@@ -170,7 +170,7 @@ def build_service(config: ServerConfig, *, model: ResolvedModel, version: str, i
             architecture=loaded.checkpoint.arch.architecture,
             is_strict=config.strict_fields,
             has_forced_usage=config.enable_force_include_usage,
-            limits=_build_limits(config, loaded) if is_shared else Limits(),
+            limits=config.to_limits(loaded.config.scheduler) if is_shared else Limits(),
         ),
     )
     return Service(loaded, client, app, metrics)
@@ -220,20 +220,6 @@ def _create_chat_template(tokenizer: Tokenizer) -> ChatTemplate | None:
     except ChatTemplateError as error:
         logger.warning("%s Chat is refused; completions work.", error)
         return None
-
-
-def _build_limits(config: ServerConfig, loaded: LoadedModel) -> Limits:
-    scheduler = loaded.config.scheduler
-    return Limits(
-        max_num_seqs=scheduler.max_num_seqs,
-        max_num_batched_tokens=scheduler.max_num_batched_tokens,
-        max_queued_requests=config.max_queued_requests,
-        max_queued_tokens=config.max_queued_tokens,
-        queue_timeout_s=config.queue_timeout_s,
-        request_timeout_s=config.request_timeout_s,
-        max_requests_per_key=config.max_requests_per_key,
-        max_requests_per_minute=config.max_requests_per_minute,
-    )
 
 
 def _create_prompts(loaded: LoadedModel) -> PromptBuilder:

@@ -23,8 +23,8 @@ def server(embedded_model: Path) -> Iterator[ServerProcess]:
         yield process
 
 
-async def ask(client: httpx.AsyncClient, number: int) -> tuple[httpx.Response, float]:
-    body = {"prompt": f"{number}: Once upon a time", "max_tokens": 24, "ignore_eos": True}
+async def ask(client: httpx.AsyncClient, number: int, max_tokens: int = 24) -> tuple[httpx.Response, float]:
+    body = {"prompt": f"{number}: Once upon a time", "max_tokens": max_tokens, "ignore_eos": True}
     started = time.perf_counter()
     response = await client.post("/v1/completions", json=body)
     return response, time.perf_counter() - started
@@ -74,8 +74,8 @@ async def test_caps_and_cache_change_while_it_serves_and_a_stream_is_ended_by_id
 async def test_a_refused_request_leaves_its_connection_fit_for_the_next(server: ServerProcess) -> None:
     """Its body is not read before it is refused; whatever is still on its way must not be taken for a request."""
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as busy:
-        waiting = [asyncio.create_task(ask(busy, number)) for number in range(6)]
-        server.wait_until(lambda: server.metric("pointsman:num_permits") == 6, 10)
+        waiting = [asyncio.create_task(ask(busy, number, 300)) for number in range(6)]
+        await asyncio.to_thread(server.wait_until, lambda: server.metric("pointsman:num_permits") == 6, 10)
         async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=httpx.Limits(max_connections=1)) as one:
             for _ in range(3):
                 response = await one.post("/v1/completions", json={"prompt": "x" * 4_000_000})
