@@ -26,12 +26,15 @@ from engine_core.errors import (
 from engine_core.memory import CgroupMemory, available_bytes, read_cgroup_memory
 from engine_core.messages import (
     AbortRequest,
+    EngineCommand,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     EnginePhase,
     EngineState,
     FinishReason,
+    ResetPrefixCache,
+    SetLimits,
     TokenLogprobs,
 )
 from engine_core.sampling_params import SamplingParams
@@ -52,6 +55,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DeviceConfig",
+    "EngineCommand",
     "EngineConfig",
     "EngineCoreOutput",
     "EngineCoreOutputs",
@@ -64,9 +68,11 @@ __all__ = [
     "FinishReason",
     "MachineSurvey",
     "ModelConfig",
+    "ResetPrefixCache",
     "SamplingParams",
     "SchedulerConfig",
     "SchedulerStats",
+    "SetLimits",
     "TokenLogprobs",
     "available_bytes",
     "default_cache_dir",

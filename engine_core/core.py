@@ -10,9 +10,18 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from engine_core.messages import AbortRequest, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from engine_core.messages import (
+    AbortRequest,
+    EngineCommand,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+    ResetPrefixCache,
+)
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.scheduler import Scheduler
 from engine_core.stats import SchedulerStats
@@ -20,12 +29,21 @@ from engine_core.step_executor import PendingResult, StepExecutor
 
 logger = logging.getLogger(__name__)
 
-Input = EngineCoreRequest | AbortRequest | None  # None: stop
-
 # With requests in hand and nothing to run (a constraint holds everybody back), the loop looks again after so long.
 _HELD_WAIT_S = 0.001
 # Nobody has asked for anything for so long: time for housekeeping that must not fall into serving.
 _REST_AFTER_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _AskedCommand:
+    """A command, and where its answer goes."""
+
+    command: EngineCommand
+    answer: Future[bool]
+
+
+Input = EngineCoreRequest | AbortRequest | _AskedCommand | None  # None: stop
 
 
 @dataclass(slots=True)
@@ -81,6 +99,15 @@ class EngineCore:
     def abort_requests(self, request_ids: tuple[str, ...]) -> None:
         """End requests; each that still lives gets a last output with reason ABORT."""
         self._input.put(AbortRequest(request_ids))
+
+    def ask(self, command: EngineCommand, answer: Future[bool]) -> None:
+        """Have a command carried out between two steps.
+
+        Args:
+            command: What to do.
+            answer: Gets whether it was done, or the ValueError that says why it cannot be; on the engine's thread.
+        """
+        self._input.put(_AskedCommand(command, answer))
 
     def stop(self) -> None:
         """Ask the loop to return after the current step."""
@@ -169,6 +196,8 @@ class EngineCore:
                 self._is_stopping = True
             elif isinstance(message, AbortRequest):
                 ended += self._scheduler.abort_requests(message.request_ids)
+            elif isinstance(message, _AskedCommand):
+                self._answer(message)
             else:
                 ended += self._add(message)
         if ended:
@@ -190,6 +219,20 @@ class EngineCore:
         except queue.Empty:
             self._rest()
             return self._input.get()
+
+    def _answer(self, asked: _AskedCommand) -> None:
+        if not asked.answer.set_running_or_notify_cancel():
+            return  # whoever asked has left, and it must not come as a surprise later
+        try:
+            asked.answer.set_result(self._carry_out(asked.command))
+        except ValueError as error:
+            asked.answer.set_exception(error)
+
+    def _carry_out(self, command: EngineCommand) -> bool:
+        if isinstance(command, ResetPrefixCache):
+            return self._scheduler.reset_prefix_cache(reset_running=command.reset_running)
+        self._scheduler.set_limits(command)
+        return True
 
     def _add(self, request: EngineCoreRequest) -> list[EngineCoreOutput]:
         try:

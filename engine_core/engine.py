@@ -6,6 +6,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +19,7 @@ from engine_core.forecast import Forecast, forecast, ready_state
 from engine_core.housekeeping import collect_garbage, no_full_collections
 from engine_core.kv_cache.manager import KVCacheManager
 from engine_core.memory import KVBudget, available_bytes, effective_model_len, size_kv_pool
-from engine_core.messages import EngineCoreOutputs, EngineCoreRequest, EnginePhase, EngineState
+from engine_core.messages import EngineCommand, EngineCoreOutputs, EngineCoreRequest, EnginePhase, EngineState
 from engine_core.model.checkpoint import Checkpoint, imagine_checkpoint, open_checkpoint
 from engine_core.model.compute import settle_compute
 from engine_core.model.decoder import LanguageModel
@@ -83,6 +85,7 @@ class Engine:
         self._state = EngineState(EnginePhase.LOADING, "starting")
         self._core: EngineCore | None = None
         self._stop_asked = threading.Event()
+        self._unanswered: set[Future[bool]] = set()
         # A daemon thread: a step that hangs must not keep a stopped process alive.
         self._thread = threading.Thread(target=self._run, name="engine-core", daemon=True)
 
@@ -100,10 +103,25 @@ class Engine:
         Raises:
             EngineDeadError: The engine is not running.
         """
-        core = self._core
-        if core is None or self._state.phase is not EnginePhase.READY:
-            raise EngineDeadError(f"the engine is {self._state.phase}: {self._state.detail}")
-        core.add_request(request)
+        self._get_running_core().add_request(request)
+
+    def ask(self, command: EngineCommand) -> Future[bool]:
+        """Have a command carried out between two steps; returns at once.
+
+        Returns:
+            Whether it was done. A ValueError says why it cannot be, an EngineDeadError that nobody is left to do it.
+
+        Raises:
+            EngineDeadError: The engine is not running.
+        """
+        core = self._get_running_core()
+        answer: Future[bool] = Future()
+        self._unanswered.add(answer)
+        answer.add_done_callback(self._unanswered.discard)
+        core.ask(command, answer)
+        if self._state.phase is not EnginePhase.READY:  # it ended meanwhile, perhaps without seeing this
+            self._fail_unanswered()
+        return answer
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         """End requests; unknown ids and a stopped engine are no error."""
@@ -127,6 +145,17 @@ class Engine:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def _get_running_core(self) -> EngineCore:
+        core, state = self._core, self._state
+        if core is None or state.phase is not EnginePhase.READY:
+            raise EngineDeadError(f"the engine is {state.phase}: {state.detail}")
+        return core
+
+    def _fail_unanswered(self) -> None:
+        for answer in list(self._unanswered):
+            with suppress(InvalidStateError):  # answered a moment ago
+                answer.set_exception(EngineDeadError(f"the engine is {self._state.phase}: {self._state.detail}"))
+
     # ------------------------------------------------------------------ the engine's thread
     def _run(self) -> None:
         thread = StepThread() if self._config.scheduler.async_scheduling else None
@@ -146,6 +175,7 @@ class Engine:
             logger.exception("the engine died")
             self._die(f"{type(error).__name__}: {error}", classify_failure(error))
         finally:
+            self._fail_unanswered()
             if thread:
                 thread.close()
 

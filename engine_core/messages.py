@@ -51,6 +51,34 @@ class AbortRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class SetLimits:
+    """Let steps hold so much from the next one on; never more than the engine was started with. None = as it is.
+
+    Attributes:
+        max_num_seqs: Requests running at once. If more run, they go on to their ends, and nobody is admitted meanwhile.
+        max_num_batched_tokens: Tokens a step.
+    """
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResetPrefixCache:
+    """Forget every cached prefix; not done while any request owns a block.
+
+    Attributes:
+        reset_running: Take all blocks from the running requests first; they are computed again.
+    """
+
+    reset_running: bool = False
+
+
+# What is carried out between two steps and answered: done, or not.
+EngineCommand = SetLimits | ResetPrefixCache
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """How likely the model itself found one token, before anything that a request asks for bends its logits.
 
@@ -109,6 +137,7 @@ class EngineCoreOutputs:
         token_ids: Column: that token, of the same length.
         stats: The scheduler's figures after the step.
         engine_error: Set once, on the engine's last message: why it died. Every live request ends with it.
+        started_req_ids: Requests that the step admitted for the first time, whether or not they have a token yet.
     """
 
     outputs: list[EngineCoreOutput]
@@ -118,6 +147,7 @@ class EngineCoreOutputs:
     token_ids: list[int] = field(default_factory=list)
     preempted_req_ids: list[str] = field(default_factory=list)
     preemption_time: float = 0.0
+    started_req_ids: list[str] = field(default_factory=list)
 
     def as_records(self) -> list[EngineCoreOutput]:
         """View: the lines of the columns as records too. For those who are not in a hurry."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -33,15 +33,22 @@ from server.http_log import HttpLogMiddleware
 from server.http_metrics import HttpMetrics, HttpMetricsMiddleware
 from server.http_record import note_disconnect
 from server.openapi import create_openapi
+from server.overload.gate import Gate, RejectionMetrics
+from server.overload.limits import Limits
+from server.overload.middleware import PermitMiddleware
+from server.records import LoadReading
 from server.request_log import RequestLog
 from server.request_reader import FieldMetrics, RequestReader
-from server.routes import chat, completions, docs, fleet, models, ops, render, tokenize
+from server.routes import admin, chat, completions, docs, fleet, models, ops, render, tokenize
 from server.routes.generation import GenerationRoute
 from server.streaming import StreamTiming
 
 
-class Metrics(FieldMetrics, HttpMetrics, AccessMetrics, ops.MetricsPage, Protocol):
+class Metrics(FieldMetrics, HttpMetrics, AccessMetrics, RejectionMetrics, ops.MetricsPage, Protocol):
     """What the app asks of the server's metrics."""
+
+    def follow_load(self, read_load: Callable[[], LoadReading]) -> None:
+        """Ask how full the server is whenever the page is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +64,7 @@ class AppSettings:
         has_forced_usage: Every stream tells its usage, whether or not it is asked for.
         timing: Of streams.
         access: Who may come in.
+        limits: What it takes on at once.
     """
 
     served_model_name: str
@@ -67,6 +75,7 @@ class AppSettings:
     has_forced_usage: bool = False
     timing: StreamTiming = field(default_factory=StreamTiming)
     access: Access = field(default_factory=Access)
+    limits: Limits = field(default_factory=Limits)
 
 
 def create_app(
@@ -106,6 +115,8 @@ def create_app(
         redirect_slashes=False,
         lifespan=lifespan,
     )
+    overload = Gate(engine_client=engine_client, limits=settings.limits, metrics=metrics)
+    metrics.follow_load(overload.read_load)
     reader = RequestReader(metrics=metrics, is_strict=settings.is_strict)
     route = GenerationRoute(
         reader=reader,
@@ -136,11 +147,13 @@ def create_app(
             version=settings.version,
             architecture=settings.architecture,
         ),
+        admin.build_router(reader=reader, engine_client=engine_client, gate=overload),
         docs.build_router(),
     ):
         app.include_router(router)
     _add_error_handlers(app)
     # The last one added is the outermost.
+    app.add_middleware(PermitMiddleware, gate=overload)
     app.add_middleware(LastCatchMiddleware)
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(DrainMiddleware, gate=gate)

@@ -45,6 +45,7 @@ from server.flag_values import (
     parse_text,
 )
 from server.flags import ENV_PREFIX, Flag, add_flags_of, build_flags_table, flag, flags_of, parse_variable
+from server.overload.limits import Limits
 from server.secret import Secret, parse_secret
 
 # kernels.backend.backend_names(), which would cost every --help an import of torch; a test compares the two.
@@ -52,8 +53,15 @@ BACKENDS = ("torch", "cpu")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("auto", "human", "json")
 
-# What a command without a port has no use for.
-HTTP_FIELDS = frozenset(
+# Limits on clients who do not know of each other.
+OVERLOAD_FIELDS = frozenset(
+    {
+        *("max_queued_requests", "max_queued_tokens", "queue_timeout_s", "request_timeout_s"),
+        *("max_requests_per_key", "max_requests_per_minute"),
+    }
+)
+# What a command without a port has no use for: nothing listens, and nobody competes.
+HTTP_FIELDS = OVERLOAD_FIELDS | frozenset(
     {
         *("host", "port", "insecure", "api_key", "api_keys_file", "share_prefix_cache"),
         *("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "allowed_origins", "allowed_hosts"),
@@ -309,6 +317,40 @@ class ServerConfig:
         metavar="URL",
         shown_default="no traces",
     )
+    # Overload.
+    max_queued_requests: int = flag(
+        1024,
+        parse_int(0),
+        "Requests, one a choice, that may wait beyond those that run; above it 503 with Retry-After; 0 = any number.",
+    )
+    max_queued_tokens: int = flag(
+        262_144, parse_int(0), "Prompt tokens that may wait; above it 503 with Retry-After; 0 = any number."
+    )
+    queue_timeout_s: float = flag(
+        600.0,
+        parse_factor,
+        "A request that has not been started after so many seconds is given up; 0 = never.",
+        metavar="S",
+        shown_default="600",
+    )
+    request_timeout_s: float = flag(
+        3600.0,
+        parse_factor,
+        "A request that has not ended after so many seconds is given up; 0 = never.",
+        metavar="S",
+        shown_default="3600",
+    )
+    max_requests_per_key: int = flag(
+        0,
+        parse_int(0),
+        "Requests that one API key may have in hand; above it 429 with Retry-After; 0 = any number. Without keys "
+        "everybody is one key.",
+    )
+    max_requests_per_minute: int = flag(
+        0,
+        parse_int(0),
+        "Requests that one API key may send a minute; above it 429 with Retry-After; 0 = any number.",
+    )
     cache_dir: Path = dataclasses.field(
         default_factory=default_cache_dir,
         metadata={
@@ -364,6 +406,18 @@ class ServerConfig:
                 async_scheduling=self.async_scheduling,
             ),
             device=DeviceConfig(self.backend, self.num_threads, self.cpu_isa, self.cache_dir),
+        )
+
+    def to_limits(self, scheduler: SchedulerConfig) -> Limits:
+        """Return what the server takes on.
+
+        Args:
+            scheduler: The engine's, resolved: what it has room for.
+        """
+        return Limits(
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            **{name: getattr(self, name) for name in OVERLOAD_FIELDS},
         )
 
 

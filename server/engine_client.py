@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 
-from engine_core import EngineState
+from engine_core import EngineCommand, EngineState
+from server.errors import RequestError
 from server.generation import GenerationOutput, GenerationRequest
+from server.overload.backlog import Backlog
 
 # An engine with work in hand whose heart has not beaten for this long should get no new requests.
 MAX_HEARTBEAT_AGE_S = 2.0
@@ -24,7 +26,26 @@ class EngineClient(ABC):
         Raises:
             EngineDeadError: The engine has died, before or while this request ran.
             ServerStoppingError: The server was told to stop before this request ended.
+            RequestError: It was ended by ``fail_requests``.
         """
+
+    @abstractmethod
+    def fail_requests(self, request_ids: Collection[str], error: RequestError) -> int:
+        """End those of these requests that are live with an error, abort them, and return how many there were."""
+
+    @abstractmethod
+    async def command(self, command: EngineCommand) -> bool:
+        """Have the engine carry out a command between two steps; return whether it was done.
+
+        Raises:
+            ValueError: It cannot be; the message is a sentence that says why.
+            EngineDeadError: The engine does not run, or died before it came to it.
+        """
+
+    @property
+    @abstractmethod
+    def backlog(self) -> Backlog:
+        """What waits for the engine, and how fast it works."""
 
     @property
     @abstractmethod

@@ -54,6 +54,11 @@ class ErrorKind(enum.StrEnum):
     INTERNAL = "internal"
     NOT_READY = "not_ready"
     DRAINING = "draining"
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+    RATE_LIMITED = "rate_limited"
+    REQUEST_TIMEOUT = "request_timeout"
+    CANCELLED = "cancelled"
     ENGINE_DEAD = "engine_dead"
     ENGINE_STUCK = "engine_stuck"
     ABORTED = "aborted"
@@ -79,6 +84,7 @@ class ErrorReply:
 
 
 _CLIENT, _SERVER, _UNAVAILABLE = "invalid_request_error", "server_error", "service_unavailable_error"
+_RATE = "rate_limit_error"
 
 ERROR_TABLE: Mapping[ErrorKind, ErrorReply] = {
     ErrorKind.MALFORMED_REQUEST: ErrorReply(400, _CLIENT, "malformed_request"),
@@ -102,6 +108,13 @@ ERROR_TABLE: Mapping[ErrorKind, ErrorReply] = {
     ErrorKind.INTERNAL: ErrorReply(500, _SERVER, "internal_error", is_final=True),
     ErrorKind.NOT_READY: ErrorReply(503, _UNAVAILABLE, "not_ready", retry_after_s=2),
     ErrorKind.DRAINING: ErrorReply(503, _UNAVAILABLE, "draining", retry_after_s=2),
+    # Those that were refused for load say themselves when to come back.
+    ErrorKind.QUEUE_FULL: ErrorReply(503, _UNAVAILABLE, "queue_full", retry_after_s=1),
+    ErrorKind.QUEUE_TIMEOUT: ErrorReply(503, _UNAVAILABLE, "queue_timeout", retry_after_s=1),
+    ErrorKind.RATE_LIMITED: ErrorReply(429, _RATE, "rate_limit_exceeded", retry_after_s=1),
+    # Not a 5xx, nor a 408: routers would have other workers take as long in vain.
+    ErrorKind.REQUEST_TIMEOUT: ErrorReply(400, _CLIENT, "request_timeout"),
+    ErrorKind.CANCELLED: ErrorReply(409, _CLIENT, "request_cancelled", is_final=True),
     ErrorKind.ENGINE_DEAD: ErrorReply(503, _UNAVAILABLE, "engine_dead"),
     ErrorKind.ENGINE_STUCK: ErrorReply(503, _UNAVAILABLE, "engine_stuck", retry_after_s=5),
     ErrorKind.ABORTED: ErrorReply(503, _UNAVAILABLE, "aborted", retry_after_s=1),
@@ -118,13 +131,17 @@ class RequestError(Exception):
         message: A sentence for the client that says what to change.
         kind: Row of ERROR_TABLE.
         param: The field at fault, such as ``messages[0].role``.
+        retry_after_s: Seconds after which to ask again, the row's unless given; None = nothing is said of it.
     """
 
-    def __init__(self, message: str, *, kind: ErrorKind, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, kind: ErrorKind, param: str | None = None, retry_after_s: int | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.kind = kind
         self.param = param
+        self.retry_after_s = ERROR_TABLE[kind].retry_after_s if retry_after_s is None else retry_after_s
 
     @property
     def reply(self) -> ErrorReply:
@@ -194,8 +211,8 @@ def build_error_response(error: RequestError, headers: Mapping[str, str] | None 
     """Return the HTTP reply for an error."""
     reply = error.reply
     all_headers = dict(headers or {})
-    if reply.retry_after_s is not None:
-        all_headers["Retry-After"] = str(reply.retry_after_s)
+    if error.retry_after_s is not None:
+        all_headers["Retry-After"] = str(error.retry_after_s)
     if reply.is_final:
         all_headers["x-should-retry"] = "false"
     if error.kind in _CLOSING:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from typing import TypeVar
 
-from engine_core import EngineCoreOutputs, EngineState
+from engine_core import EngineCommand, EngineCoreOutputs, EngineState
 from server.engine_api import EngineFactory, OnState
 from server.engine_client import EngineClient
-from server.errors import ServerStoppingError
+from server.errors import RequestError, ServerStoppingError
 from server.generation import GenerationOutput, GenerationRequest
 from server.output_processor import OutputProcessor
+from server.overload.backlog import Backlog
 
 T = TypeVar("T")
 
@@ -52,6 +53,10 @@ class InProcEngineClient(EngineClient):
         """Requests that have not ended."""
         return self._processor.num_live
 
+    @property
+    def backlog(self) -> Backlog:
+        return self._processor.backlog
+
     def seconds_since_progress(self) -> float:
         return self._engine.seconds_since_progress()
 
@@ -65,6 +70,15 @@ class InProcEngineClient(EngineClient):
         finally:
             if self._processor.discard(request_id):
                 self._engine.abort_requests([request_id])
+
+    def fail_requests(self, request_ids: Collection[str], error: RequestError) -> int:
+        ended = self._processor.fail(request_ids, error)
+        if ended:
+            self._engine.abort_requests(ended)
+        return len(ended)
+
+    async def command(self, command: EngineCommand) -> bool:
+        return await asyncio.wrap_future(self._engine.ask(command))
 
     def fail_all(self, reason: str, kind: type[Exception] = ServerStoppingError) -> None:
         """End every live request with an exception that says ``reason``, and abort it in the engine."""

@@ -20,7 +20,7 @@ from server.field_names import clean_field_name
 from server.metric_row import MetricRow
 from server.metric_series import Counter, Family, Gauge, Histogram, RateWindow
 from server.metrics_table import TABLE
-from server.records import RequestRecord, StepRecord
+from server.records import LoadReading, RequestRecord, StepRecord
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -74,6 +74,7 @@ class ServerMetrics:
         self._field_names: set[str] = set()
         self._num_ended_by_n: dict[int, int] = {}
         self._prompt_rate, self._generation_rate = RateWindow(clock), RateWindow(clock)
+        self._read_load: Callable[[], LoadReading] = LoadReading
         self._gauges: dict[str, Family[Gauge]] = {}
         self._counters: dict[str, Family[Counter]] = {}
         self._histograms: dict[str, Family[Histogram]] = {}
@@ -136,6 +137,23 @@ class ServerMetrics:
         self._counter("pointsman:access_refusals_total", reason).inc()
 
     @_never_raises
+    def count_rejection(self, reason: str) -> None:
+        """Count a request that was turned away though nothing is wrong with it.
+
+        Args:
+            reason: Why; one of the table's, never a client's word.
+        """
+        self._counter("vllm:admission_rejections_total", reason).inc()
+
+    def follow_load(self, read_load: Callable[[], LoadReading]) -> None:
+        """Ask how full the server is whenever the page is asked for: so it is right, whatever has changed it.
+
+        Args:
+            read_load: Called on the thread that renders; must not wait.
+        """
+        self._read_load = read_load
+
+    @_never_raises
     def set_cache_config(self, state: EngineState, *, cache_dtype: str, enable_prefix_caching: bool) -> None:
         """Show the KV cache's size and kind; once, when the engine is ready.
 
@@ -166,10 +184,19 @@ class ServerMetrics:
         queries = self._counter("vllm:prefix_cache_queries_total").value
         hits = self._counter("vllm:prefix_cache_hits_total").value
         self._gauge("vllm_prefix_cache_hit_ratio").set(hits / queries if queries else 0.0)
+        self._record_load()
         families: dict[str, Family[Gauge] | Family[Counter] | Family[Histogram]]
         families = {**self._gauges, **self._counters, **self._histograms}
         text = "".join(line for row in TABLE for line in families[row.alias_of or row.name].write(row))
         return text.encode() + generate_latest(self._process), CONTENT_TYPE
+
+    @_never_raises
+    def _record_load(self) -> None:
+        reading = self._read_load()
+        self._gauge("pointsman:max_num_seqs").set(reading.max_num_seqs)
+        self._gauge("pointsman:num_permits").set(reading.num_permits)
+        self._gauge("pointsman:num_requests_queued").set(reading.num_requests_queued)
+        self._gauge("pointsman:num_tokens_queued").set(reading.num_tokens_queued)
 
     # ------------------------------------------------------------------ requests
     @_never_raises

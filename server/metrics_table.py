@@ -111,6 +111,19 @@ _REQUESTS = (
         ("stop", "length", "abort", "error", "repetition"),
         counter("vllm:request_success_total", "requests", "Requests ended, each once, by why.", "`error` stays at 0."),
     ),
+    by_label(
+        "reason",
+        (
+            *("queue_full", "queue_tokens_full", "queue_timeout", "request_timeout"),
+            *("key_concurrency", "key_rate", "draining"),
+        ),
+        counter(
+            "vllm:admission_rejections_total",
+            "requests",
+            "Requests turned away, or given up, although nothing is wrong with them, by why.",
+            "Flat. `queue_*` rising: more load than this server takes; `key_*`: than one key may bring.",
+        ),
+    ),
     histogram(
         "vllm:time_to_first_token_seconds",
         "seconds",
@@ -177,6 +190,20 @@ _OWN = (
         "Tasks of the server's event loop: a few of its own, and some for each request.",
         "The same few whenever nothing runs.",
     ),
+    gauge(
+        "pointsman:num_permits",
+        "requests",
+        "Clients' requests that were let in and are not answered to the end.",
+        "0 when idle.",
+    ),
+    gauge(
+        "pointsman:num_requests_queued",
+        "requests",
+        "Requests, one a choice, admitted and not yet scheduled for the first time.",
+        "Below `--max-queued-requests`.",
+    ),
+    gauge("pointsman:num_tokens_queued", "tokens", "Their prompt tokens.", "Below `--max-queued-tokens`."),
+    gauge("pointsman:max_num_seqs", "requests", "Requests that may run at once, now: `--max-num-seqs`, or lowered."),
     gauge("pointsman:num_requests_parked", "requests", "Preempted requests whose last output is still under way."),
     counter("pointsman:prompt_tokens_scheduled_total", "tokens", "Prompt tokens handed out, recomputed ones included."),
     counter(

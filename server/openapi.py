@@ -31,8 +31,25 @@ _ALWAYS = (
 _CLOSED = (*_ALWAYS, ErrorKind.INVALID_API_KEY, ErrorKind.INSUFFICIENT_SCOPE, ErrorKind.HOST_NOT_ALLOWED)
 # An operation that exists is found, and by its own method.
 _NEVER = (ErrorKind.NOT_FOUND, ErrorKind.METHOD_NOT_ALLOWED)
-_WITH_BODY = tuple(kind for kind in ErrorKind if kind not in _NEVER)
 _NOT_READY = (ErrorKind.NOT_READY, ErrorKind.DRAINING, ErrorKind.ENGINE_DEAD, ErrorKind.ENGINE_STUCK)
+# Of requests that take a place in the engine's queue.
+_OVERLOAD = (
+    ErrorKind.QUEUE_FULL,
+    ErrorKind.QUEUE_TIMEOUT,
+    ErrorKind.RATE_LIMITED,
+    ErrorKind.REQUEST_TIMEOUT,
+    ErrorKind.CANCELLED,
+)
+_GENERATING = tuple(kind for kind in ErrorKind if kind not in _NEVER)
+_WITH_BODY = tuple(kind for kind in _GENERATING if kind not in _OVERLOAD)
+_FIELDS = (
+    ErrorKind.MALFORMED_BODY,
+    ErrorKind.INVALID_VALUE,
+    ErrorKind.MISSING_PARAMETER,
+    ErrorKind.UNKNOWN_PARAMETER,
+    ErrorKind.UNSUPPORTED_MEDIA_TYPE,
+)
+_COMMAND = (*_CLOSED, ErrorKind.NOT_READY, ErrorKind.ENGINE_DEAD)
 _LOOK_UP = (*_CLOSED, ErrorKind.MODEL_NOT_FOUND)
 
 
@@ -56,8 +73,8 @@ class _Answers:
 
 
 _TABLE: Mapping[str, _Answers] = {
-    "/v1/completions": _Answers(reply.CompletionReply, _WITH_BODY, reply.CompletionChunk),
-    "/v1/chat/completions": _Answers(reply.ChatReply, _WITH_BODY, reply.ChatChunk),
+    "/v1/completions": _Answers(reply.CompletionReply, _GENERATING, reply.CompletionChunk),
+    "/v1/chat/completions": _Answers(reply.ChatReply, _GENERATING, reply.ChatChunk),
     "/v1/completions/render": _Answers(reply.RenderedRequest, _WITH_BODY, is_list=True),
     "/v1/chat/completions/render": _Answers(reply.RenderedRequest, _WITH_BODY),
     "/tokenize": _Answers(reply.TokenizeReply, _WITH_BODY),
@@ -75,10 +92,13 @@ _TABLE: Mapping[str, _Answers] = {
     "/get_server_info": _Answers(reply.KVBlockInfo, (*_CLOSED, ErrorKind.NOT_READY)),
     "/server_info": _Answers(reply.WorkerInfo),
     "/model_info": _Answers(reply.ModelInfo),
+    "/admin/limits": _Answers(reply.LimitsReply, (*_COMMAND, *_FIELDS)),
+    "/reset_prefix_cache": _Answers(reply.ResetReply, (*_COMMAND, ErrorKind.INVALID_VALUE)),
+    "/abort": _Answers(reply.AbortReply, (*_CLOSED, *_FIELDS, ErrorKind.NOT_FOUND)),
 }
 _DESCRIPTION = (
-    "OpenAI's HTTP API, with vLLM's extensions. Every answer has an X-Request-Id; a 503 that is worth another try has "
-    "a Retry-After. Where the server has keys, send `Authorization: Bearer KEY`."
+    "OpenAI's HTTP API, with vLLM's extensions. Every answer has an X-Request-Id; a 429, and a 503 that is worth "
+    "another try, has a Retry-After. Where the server has keys, send `Authorization: Bearer KEY`."
 )
 
 

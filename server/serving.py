@@ -30,6 +30,7 @@ from server.log_output import exit_process
 from server.metrics import ServerMetrics
 from server.model_resolver import ResolvedModel
 from server.output_processor import OutputProcessor
+from server.overload.limits import Limits
 from server.prompt_threads import PromptThreads
 from server.prompts import PromptBuilder
 from server.request_log import RequestLog
@@ -107,7 +108,7 @@ def serve(
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with open_tracer(config.otlp_traces_endpoint, version) as tracer:
-        service = build_service(config, model=model, version=version, access=access, tracer=tracer)
+        service = build_service(config, model=model, version=version, is_shared=True, access=access, tracer=tracer)
         return _serve(service, config, sock=sock, report=report, version=version, access=access)
 
 
@@ -185,7 +186,7 @@ def run_batch(
     """Answer a file of requests without a port; arguments and errors as for serve, and the batch's two files."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with open_tracer(config.otlp_traces_endpoint, version) as tracer:
-        service = build_service(config, model=model, version=version, tracer=tracer)
+        service = build_service(config, model=model, version=version, is_shared=False, tracer=tracer)
         job = BatchJob(
             client=service.client,
             app=service.app,
@@ -203,6 +204,7 @@ def build_service(
     *,
     model: ResolvedModel,
     version: str,
+    is_shared: bool,
     access: Access | None = None,
     tracer: Tracer | None = None,
 ) -> Service:
@@ -212,6 +214,7 @@ def build_service(
         config: The server's.
         model: What to serve.
         version: Of Pointsman.
+        is_shared: By clients who do not know of each other, and may bring more than can be done.
         access: Who may come in; None = whoever holds the application.
         tracer: Records the requests' spans; None = nobody does.
     """
@@ -232,6 +235,7 @@ def build_service(
             is_strict=config.strict_fields,
             has_forced_usage=config.enable_force_include_usage,
             access=access or Access(),
+            limits=config.to_limits(loaded.config.scheduler) if is_shared else Limits(),
         ),
         gate=gate,
         request_log=RequestLog(tracer),

@@ -16,6 +16,7 @@ from engine_core.request import Request, RequestStatus
 from engine_core.scheduler.constraint import Constraint, Verdict
 from engine_core.scheduler.counters import StepCounters
 from engine_core.scheduler.lifecycle import Lifecycle
+from engine_core.scheduler.step_limits import StepLimits
 from engine_core.scheduler.step_plan import ScheduledRow, ScheduledStep, StepPlan
 
 # A running request that is held back for this many steps in which nobody else moves will never get work.
@@ -26,7 +27,8 @@ class StepPlanner:
     """Fills one StepPlan a step.
 
     Args:
-        config: Budgets and policy.
+        config: Policy.
+        limits: What a step may hold; read at each one.
         kv_cache: Where slots come from.
         lifecycle: Where the requests stand.
         constraints: The features that are on.
@@ -37,13 +39,13 @@ class StepPlanner:
         self,
         *,
         config: SchedulerConfig,
+        limits: StepLimits,
         kv_cache: KVCacheManager,
         lifecycle: Lifecycle,
         constraints: Sequence[Constraint],
         counters: StepCounters,
     ) -> None:
-        self._max_num_batched_tokens = config.max_num_batched_tokens
-        self._max_num_seqs = config.max_num_seqs
+        self._limits = limits
         self._is_priority = config.policy == "priority"
         self._kv_cache = kv_cache
         self._lifecycle = lifecycle
@@ -69,7 +71,7 @@ class StepPlanner:
             in_flight: Steps whose results have not been applied.
             is_admitting: Whether anybody may be admitted.
         """
-        plan = StepPlan(now, self._max_num_batched_tokens, in_flight)
+        plan = StepPlan(now, self._limits.max_num_batched_tokens, in_flight)
         for constraint in self._constraints:
             constraint.begin_step(plan, self._lifecycle.running)
         num_displaced = self._displace_for_head(plan) if is_admitting and self._is_priority else 0
@@ -133,7 +135,7 @@ class StepPlanner:
         self._commit(request, start, num_new, plan)
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
-        while plan.token_budget > 0 and len(self._lifecycle.running) < self._max_num_seqs:
+        while plan.token_budget > 0 and len(self._lifecycle.running) < self._limits.max_num_seqs:
             request = self._lifecycle.waiting.peek()
             if request is None or request in plan.preempted:
                 break
@@ -245,7 +247,9 @@ class StepPlanner:
         head, running = self._lifecycle.waiting.peek(), self._lifecycle.running
         if head is None or not running or head.rank[0] >= running[-1].rank[0]:
             return 0
-        victim, lacks_seat = running[-1], len(running) >= self._max_num_seqs
+        if len(running) > self._limits.max_num_seqs:  # lowered: one victim would not give the head a seat
+            return 0
+        victim, lacks_seat = running[-1], len(running) >= self._limits.max_num_seqs
         hits = self._kv_cache.lookup(head)
         probe = StepPlan(plan.now, self._count_spare_tokens(plan), plan.in_flight)
         num_new = self._num_tokens_to_schedule(head, len(hits) * self._kv_cache.block_size, probe)

@@ -98,6 +98,5 @@ def _build_status(state: EngineState, message: str, kind: ErrorKind, *, status: 
         "progress": round(state.progress, 3),
         **build_error_body(error),
     }
-    retry_after_s = error.reply.retry_after_s
-    headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+    headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
     return Response(encode_json(body), status_code=error.reply.status, headers=headers, media_type="application/json")

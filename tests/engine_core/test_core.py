@@ -5,13 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import pytest
 
 from engine_core.config import SchedulerConfig
 from engine_core.core import EngineCore
 from engine_core.kv_cache.manager import KVCacheManager
-from engine_core.messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
+from engine_core.messages import (
+    EngineCommand,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+    ResetPrefixCache,
+    SetLimits,
+)
 from engine_core.sampling_params import SamplingParams
 from engine_core.scheduler.constraint import Constraint, Verdict
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
@@ -315,3 +323,80 @@ def test_who_loses_blocks_is_told_with_the_time_at_which_the_step_was_scheduled(
     if max_steps_in_flight == 1:
         assert [message.preemption_time for message in told] == scheduled
     assert all(message.preemption_time == 0 for message in fixture.published if message not in told)
+
+
+# ------------------------------------------------------------------ commands
+def ask(fixture: CoreFixture, command: EngineCommand) -> Future[bool]:
+    answer: Future[bool] = Future()
+    fixture.core.ask(command, answer)
+    return answer
+
+
+def step_to_end(fixture: CoreFixture) -> None:
+    """Do what the busy loop does until it would block."""
+    fixture.core._drain_input(block=False)
+    while fixture.core._has_work():
+        fixture.core.step()
+        fixture.core._drain_input(block=False)
+
+
+def test_limits_are_set_between_two_steps_and_the_answer_says_so() -> None:
+    fixture = CoreFixture(max_num_seqs=4)
+    for name in "abc":
+        fixture.add(name, max_tokens=4)
+    answers: list[Future[bool]] = []
+
+    def lower() -> None:
+        if not answers:
+            answers.append(ask(fixture, SetLimits(max_num_seqs=1)))
+            fixture.add("d")
+
+    fixture.runner.while_running = lower
+    step_to_end(fixture)
+    assert answers[0].result(0) is True
+    entered = [[new.request_id for new in step.scheduled_new_reqs] for step in fixture.runner.steps]
+    assert entered[:5] == [["a", "b", "c"], [], [], [], ["d"]]
+
+
+def test_a_cap_above_what_was_allocated_is_answered_with_the_reason_and_the_loop_goes_on() -> None:
+    fixture = CoreFixture(max_num_seqs=4)
+    answer = ask(fixture, SetLimits(max_num_seqs=5))
+    fixture.run_until_idle()
+    with pytest.raises(ValueError, match="may be 1 to 4"):
+        answer.result(0)
+
+
+def test_the_prefix_cache_is_reset_only_while_nobody_owns_a_block_unless_they_give_them_up() -> None:
+    fixture = CoreFixture()
+    fixture.add("a", prompt=9, max_tokens=3)
+    answers: list[bool] = []
+
+    def reset() -> None:
+        if len(fixture.runner.steps) < 3:
+            pending = ask(fixture, ResetPrefixCache(reset_running=len(fixture.runner.steps) == 2))
+            pending.add_done_callback(lambda done: answers.append(done.result()))
+
+    fixture.runner.while_running = reset
+    fixture.core._drain_input(block=False)
+    for _ in range(2):
+        fixture.core.step()
+    assert answers == [False, True]
+    assert not fixture.scheduler.kv_cache.pool.index
+
+
+def test_a_command_whose_asker_has_left_is_not_carried_out() -> None:
+    fixture = CoreFixture(max_num_seqs=4)
+    answer = ask(fixture, SetLimits(max_num_seqs=1))
+    assert answer.cancel()
+    fixture.run_until_idle()
+    assert fixture.scheduler.max_num_seqs == 4
+
+
+def test_who_was_admitted_for_the_first_time_is_told_once_with_or_without_a_token() -> None:
+    fixture = CoreFixture(max_num_batched_tokens=64, max_num_seqs=2, max_chunk_size=4)
+    fixture.add("a", prompt=9, max_tokens=2)
+    fixture.add("b", prompt=3, max_tokens=1)
+    fixture.add("c", prompt=3, max_tokens=1)
+    step_to_end(fixture)
+    assert [message.started_req_ids for message in fixture.published][:3] == [["a", "b"], ["c"], []]
+    assert sorted(name for message in fixture.published for name in message.started_req_ids) == ["a", "b", "c"]

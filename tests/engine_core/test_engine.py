@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,15 @@ import pytest
 from engine_core.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine_core.engine import Engine, open_checkpoint
 from engine_core.errors import ConfigError, EngineDeadError, EngineFailure
-from engine_core.messages import EngineCoreOutputs, EngineCoreRequest, EnginePhase, EngineState, FinishReason
+from engine_core.messages import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EnginePhase,
+    EngineState,
+    FinishReason,
+    ResetPrefixCache,
+    SetLimits,
+)
 from engine_core.model.runner import ModelRunner
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from tests.engine_core.model_checkpoints import VOCAB_SIZE, save_checkpoint
@@ -188,6 +197,35 @@ def test_requests_are_refused_before_ready_and_after_stopping(checkpoint: Path) 
     assert engine.state.phase is EnginePhase.STOPPED
     with pytest.raises(EngineDeadError, match="stopped"):
         engine.add_request(request)
+
+
+def test_a_command_is_answered_by_an_engine_that_runs_and_by_no_other(checkpoint: Path) -> None:
+    with EngineDriver(checkpoint, cache=CACHE, scheduler=SchedulerConfig(max_num_seqs=4)) as driver:
+        assert driver.engine.ask(SetLimits(max_num_seqs=2)).result(60) is True
+        assert driver.engine.ask(ResetPrefixCache()).result(60) is True
+        with pytest.raises(ValueError, match="may be 1 to 4"):
+            driver.engine.ask(SetLimits(max_num_seqs=5)).result(60)
+        assert not driver.engine._unanswered
+    with pytest.raises(EngineDeadError, match="stopped"):
+        driver.engine.ask(ResetPrefixCache())
+
+
+def test_whoever_waits_for_an_answer_when_the_engine_dies_hears_of_it(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[Future[bool]] = []
+
+    with EngineDriver(checkpoint, cache=CACHE) as driver:
+
+        def die(self: ModelRunner, output: SchedulerOutput) -> ModelRunnerOutput:
+            answers.append(driver.engine.ask(ResetPrefixCache()))
+            raise RuntimeError("device lost")
+
+        monkeypatch.setattr(ModelRunner, "execute", die)
+        driver.submit([1], greedy(1))
+        assert driver.outputs.get(timeout=60).engine_error is not None
+        with pytest.raises(EngineDeadError, match="device lost"):
+            answers[0].result(60)
 
 
 def test_stopped_is_not_said_before_the_last_step_has_ended(checkpoint: Path) -> None:

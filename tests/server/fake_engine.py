@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from engine_core import (
+    EngineCommand,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -65,6 +67,8 @@ class FakeEngine:
         self.requests: list[EngineCoreRequest] = []
         self.got_request = asyncio.Event()
         self.aborts: list[list[str]] = []
+        self.commands: list[EngineCommand] = []
+        self.answers: list[Future[bool]] = []
         self.shutdown_timeouts: list[float] = []
         self.ends_in_time = True
         self.heartbeat_age_s = 0.25
@@ -81,6 +85,11 @@ class FakeEngine:
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         self.aborts.append(list(request_ids))
 
+    def ask(self, command: EngineCommand) -> Future[bool]:
+        self.commands.append(command)
+        self.answers.append(Future())
+        return self.answers[-1]
+
     def seconds_since_progress(self) -> float:
         return self.heartbeat_age_s
 
@@ -94,8 +103,10 @@ class FakeEngine:
         self.state = state
         self._on_state(state)
 
-    def step(self, *outputs: EngineCoreOutput, stats: SchedulerStats | None = None) -> None:
-        self._publish(EngineCoreOutputs(list(outputs), stats))
+    def step(
+        self, *outputs: EngineCoreOutput, stats: SchedulerStats | None = None, started: Sequence[str] = ()
+    ) -> None:
+        self._publish(EngineCoreOutputs(list(outputs), stats, started_req_ids=list(started)))
 
     def die(self, reason: str, failure: EngineFailure = EngineFailure.FAULT) -> None:
         self.set_state(EngineState(EnginePhase.DEAD, reason, failure=failure))

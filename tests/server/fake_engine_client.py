@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 
-from engine_core import EnginePhase, EngineState, FinishReason
+from engine_core import EngineCommand, EnginePhase, EngineState, FinishReason
 from server.engine_client import EngineClient
+from server.errors import RequestError
 from server.generation import GenerationOutput, GenerationRequest
+from server.overload.backlog import Backlog
 
 # An output is yielded, an Event is waited for, an exception is raised.
 ScriptItem = GenerationOutput | asyncio.Event | Exception
@@ -48,6 +50,12 @@ class FakeEngineClient(EngineClient):
         self.requests: list[GenerationRequest] = []
         self.aborted: list[str] = []
         self.has_aborted = asyncio.Event()
+        self.own_backlog = Backlog()
+        self.live_ids: set[str] = set()
+        self.failed: list[tuple[str, RequestError]] = []
+        self.has_failed = asyncio.Event()
+        self.commands: list[EngineCommand] = []
+        self.obey: Callable[[EngineCommand], bool] = lambda command: True
 
     @property
     def state(self) -> EngineState:
@@ -56,6 +64,22 @@ class FakeEngineClient(EngineClient):
     @property
     def num_live(self) -> int:
         return self._num_live
+
+    @property
+    def backlog(self) -> Backlog:
+        return self.own_backlog
+
+    def fail_requests(self, request_ids: Collection[str], error: RequestError) -> int:
+        ended = self.live_ids & set(request_ids)
+        self.live_ids -= ended
+        self.failed += [(request_id, error) for request_id in sorted(ended)]
+        if ended:
+            self.has_failed.set()
+        return len(ended)
+
+    async def command(self, command: EngineCommand) -> bool:
+        self.commands.append(command)
+        return self.obey(command)
 
     def seconds_since_progress(self) -> float:
         return self.heartbeat_age_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,8 +19,10 @@ from server.admission import Admission, SamplingDefaults
 from server.app import AppSettings, create_app
 from server.chat_template import ChatTemplateError
 from server.drain import DrainGate
+from server.overload.limits import Limits
 from server.prompt_threads import PromptThreads
 from server.prompts import PromptBuilder, Template
+from server.records import LoadReading
 from server.request_log import RequestLog
 from server.streaming import StreamTiming
 from tests.server.fake_engine_client import FakeEngineClient
@@ -70,6 +72,8 @@ class FakeMetrics:
         self.unknown: list[str] = []
         self.http: list[tuple[str, str, str]] = []
         self.refused: list[str] = []
+        self.rejections: list[str] = []
+        self.read_load: Callable[[], LoadReading] = LoadReading
 
     def count_unknown_field(self, name: str) -> None:
         self.unknown.append(name)
@@ -79,6 +83,12 @@ class FakeMetrics:
 
     def count_access_refusal(self, reason: str) -> None:
         self.refused.append(reason)
+
+    def count_rejection(self, reason: str) -> None:
+        self.rejections.append(reason)
+
+    def follow_load(self, read_load: Callable[[], LoadReading]) -> None:
+        self.read_load = read_load
 
     def render(self) -> tuple[bytes, str]:
         return b"up 1\n", "text/plain; version=0.0.4"
@@ -121,6 +131,7 @@ def build_app(
     gate: DrainGate | None = None,
     access: Access | None = None,
     request_log: RequestLog | None = None,
+    limits: Limits | None = None,
 ) -> FastAPI:
     prompts = create_prompts(chat_template=(template or FakeTemplate()) if has_template else None)
     admission = create_admission(
@@ -141,6 +152,7 @@ def build_app(
             has_forced_usage=has_forced_usage,
             timing=timing or StreamTiming(),
             access=access or Access(),
+            limits=limits or Limits(),
         ),
         gate=gate,
         request_log=request_log,

@@ -11,6 +11,7 @@ from kernels.cpu_library import ISAS
 from server.config import (
     BACKENDS,
     HTTP_FIELDS,
+    OVERLOAD_FIELDS,
     ServerConfig,
     add_flags,
     build_config,
@@ -19,6 +20,7 @@ from server.config import (
     flags_table,
     is_loopback,
 )
+from server.overload.limits import Limits
 
 # What the engine's config has and operators have no say in.
 WITHOUT_FLAG = {"enable_cascade_attn"}
@@ -39,6 +41,29 @@ def test_without_flags_the_defaults_hold_and_are_the_engines() -> None:
     scheduler = SchedulerConfig(max_num_batched_tokens=0)  # settled with what computes
     expected = EngineConfig(ModelConfig(Path("m")), scheduler=scheduler, device=device)
     assert config.to_engine_config(Path("m")) == expected
+
+
+def test_limits_hold_unless_turned_off_and_know_what_the_engine_has_room_for() -> None:
+    scheduler = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=512)
+    assert configure().to_limits(scheduler) == Limits(
+        max_num_seqs=8,
+        max_num_batched_tokens=512,
+        max_queued_requests=1024,
+        max_queued_tokens=262_144,
+        queue_timeout_s=600.0,
+        request_timeout_s=3600.0,
+    )
+    names = [field.name for field in dataclasses.fields(Limits)][2:]
+    assert set(names) == OVERLOAD_FIELDS
+    flags = [text for number, name in enumerate(names) for text in (f"--{name.replace('_', '-')}", str(number))]
+    limits = configure(*flags).to_limits(scheduler)
+    assert [getattr(limits, name) for name in names] == [0, 1, 2.0, 3.0, 4, 5]
+
+
+@pytest.mark.parametrize("name", ["--max-queued-requests", "--queue-timeout-s", "--max-requests-per-key"])
+def test_a_limit_below_zero_makes_no_sense(name: str) -> None:
+    with pytest.raises(argparse.ArgumentError, match="at least 0"):
+        configure(name, "-1")
 
 
 def test_every_setting_reaches_the_engine() -> None:

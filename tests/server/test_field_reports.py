@@ -40,6 +40,7 @@ import pytest
 from server.drain import DrainMiddleware
 from server.http_limits import BodyLimitMiddleware, LastCatchMiddleware, RequestLabelMiddleware
 from server.http_metrics import HttpMetricsMiddleware
+from server.overload.middleware import PermitMiddleware
 from tests.server.fake_engine_client import FakeEngineClient
 from tests.server.http_helpers import build_app, connect, get_chunks
 from tests.server.metric_samples import read_samples
@@ -53,6 +54,7 @@ MIDDLEWARE: list[Any] = [
     DrainMiddleware,
     BodyLimitMiddleware,
     LastCatchMiddleware,
+    PermitMiddleware,
 ]
 
 

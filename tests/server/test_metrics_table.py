@@ -63,6 +63,7 @@ def test_recording_everything_once_writes_every_row() -> None:
     metrics.count_unknown_field("field")
     metrics.count_refusal(431)
     metrics.count_access_refusal("no_key")
+    metrics.count_rejection("queue_full")
     metrics.set_cache_config(EngineState(EnginePhase.READY), cache_dtype="auto", enable_prefix_caching=True)
     metrics.render()
     assert not metrics._has_failed
