@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -36,7 +36,6 @@ from server.openapi import create_openapi
 from server.overload.gate import Gate, RejectionMetrics
 from server.overload.limits import Limits
 from server.overload.middleware import PermitMiddleware
-from server.records import LoadReading
 from server.request_log import RequestLog
 from server.request_reader import FieldMetrics, RequestReader
 from server.routes import admin, chat, completions, docs, fleet, models, ops, render, tokenize
@@ -47,8 +46,8 @@ from server.streaming import StreamTiming
 class Metrics(FieldMetrics, HttpMetrics, AccessMetrics, RejectionMetrics, ops.MetricsPage, Protocol):
     """What the app asks of the server's metrics."""
 
-    def follow_load(self, read_load: Callable[[], LoadReading]) -> None:
-        """Ask how full the server is whenever the page is asked for."""
+    def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
+        """Read gauges whenever the page is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +115,7 @@ def create_app(
         lifespan=lifespan,
     )
     overload = Gate(engine_client=engine_client, limits=settings.limits, metrics=metrics)
-    metrics.follow_load(overload.read_load)
+    metrics.watch(overload.read_gauges)
     reader = RequestReader(metrics=metrics, is_strict=settings.is_strict)
     route = GenerationRoute(
         reader=reader,

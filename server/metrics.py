@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Concatenate, ParamSpec
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
@@ -20,7 +20,7 @@ from server.field_names import clean_field_name
 from server.metric_row import MetricRow
 from server.metric_series import Counter, Family, Gauge, Histogram, RateWindow
 from server.metrics_table import TABLE
-from server.records import LoadReading, RequestRecord, StepRecord
+from server.records import RequestRecord, StepRecord
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -65,16 +65,23 @@ class ServerMetrics:
         model_name: The ``model_name`` label: the name under which the model is served.
         max_model_len: The context in tokens: so far go the buckets of token counts.
         clock: Seconds, monotonic.
+        unix_time: Seconds since 1970, for the one gauge that is a time.
     """
 
     def __init__(
-        self, model_name: str, *, max_model_len: int = 8192, clock: Callable[[], float] = time.monotonic
+        self,
+        model_name: str,
+        *,
+        max_model_len: int = 8192,
+        clock: Callable[[], float] = time.monotonic,
+        unix_time: Callable[[], float] = time.time,
     ) -> None:
         self._has_failed = False
+        self._unix_time = unix_time
         self._field_names: set[str] = set()
         self._num_ended_by_n: dict[int, int] = {}
         self._prompt_rate, self._generation_rate = RateWindow(clock), RateWindow(clock)
-        self._read_load: Callable[[], LoadReading] = LoadReading
+        self._watched: list[Callable[[], Mapping[str, float]]] = []
         self._gauges: dict[str, Family[Gauge]] = {}
         self._counters: dict[str, Family[Counter]] = {}
         self._histograms: dict[str, Family[Histogram]] = {}
@@ -145,14 +152,6 @@ class ServerMetrics:
         """
         self._counter("vllm:admission_rejections_total", reason).inc()
 
-    def follow_load(self, read_load: Callable[[], LoadReading]) -> None:
-        """Ask how full the server is whenever the page is asked for: so it is right, whatever has changed it.
-
-        Args:
-            read_load: Called on the thread that renders; must not wait.
-        """
-        self._read_load = read_load
-
     @_never_raises
     def set_cache_config(self, state: EngineState, *, cache_dtype: str, enable_prefix_caching: bool) -> None:
         """Show the KV cache's size and kind; once, when the engine is ready.
@@ -164,6 +163,14 @@ class ServerMetrics:
         """
         labels = (state.block_size, state.num_blocks, 0, cache_dtype, enable_prefix_caching, state.kv_bytes)
         self._gauge("vllm:cache_config_info", *map(str, labels)).set(1)
+
+    def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
+        """Read gauges whenever the page is rendered: so they are right, whoever changes what they tell.
+
+        Args:
+            read: Returns them by name.
+        """
+        self._watched.append(read)
 
     @_never_raises
     def count_unknown_field(self, name: str) -> None:
@@ -184,19 +191,17 @@ class ServerMetrics:
         queries = self._counter("vllm:prefix_cache_queries_total").value
         hits = self._counter("vllm:prefix_cache_hits_total").value
         self._gauge("vllm_prefix_cache_hit_ratio").set(hits / queries if queries else 0.0)
-        self._record_load()
+        self._read_watched()
         families: dict[str, Family[Gauge] | Family[Counter] | Family[Histogram]]
         families = {**self._gauges, **self._counters, **self._histograms}
         text = "".join(line for row in TABLE for line in families[row.alias_of or row.name].write(row))
         return text.encode() + generate_latest(self._process), CONTENT_TYPE
 
     @_never_raises
-    def _record_load(self) -> None:
-        reading = self._read_load()
-        self._gauge("pointsman:max_num_seqs").set(reading.max_num_seqs)
-        self._gauge("pointsman:num_permits").set(reading.num_permits)
-        self._gauge("pointsman:num_requests_queued").set(reading.num_requests_queued)
-        self._gauge("pointsman:num_tokens_queued").set(reading.num_tokens_queued)
+    def _read_watched(self) -> None:
+        for read in self._watched:
+            for name, value in read().items():
+                self._gauge(name).set(value)
 
     # ------------------------------------------------------------------ requests
     @_never_raises
@@ -251,7 +256,6 @@ class ServerMetrics:
             self._histogram("vllm:request_prefill_time_seconds").observe(first - scheduled)
             self._histogram("vllm:request_inference_time_seconds").observe(last - scheduled)
 
-    # ------------------------------------------------------------------ the scheduler
     @_never_raises
     def _record_scheduler(self, stats: SchedulerStats) -> None:
         num_deferred = stats.num_parked + stats.num_held_back
@@ -277,6 +281,7 @@ class ServerMetrics:
     def _record_iteration(self, stats: SchedulerStats) -> None:
         num_prompt, num_generated = stats.num_step_prompt_tokens, stats.num_step_generation_tokens
         if stats.num_steps:
+            self._gauge("pointsman:last_step_timestamp_seconds").set(self._unix_time())
             # As in vLLM, the token that a prompt's end samples counts, a rejected draft does not.
             self._histogram("vllm:iteration_tokens_total").observe(num_prompt + num_generated)
         elif stats.num_running:

@@ -16,6 +16,7 @@ from server.metric_row import (
     REQUEST_S,
     STEP_TOKENS,
     TOKEN_GAP_S,
+    Healthy,
     MetricRow,
     by_label,
     counter,
@@ -29,6 +30,7 @@ _STATE = (
         "requests",
         "Requests that hold KV blocks.",
         "Steady at 70 to 90 % of `--max-num-seqs`.",
+        healthy=Healthy(low=0.7, high=0.9, share_of="pointsman:max_num_seqs"),
     ),
     gauge(
         "vllm:num_requests_waiting",
@@ -36,6 +38,7 @@ _STATE = (
         "Requests waiting for admission, preempted ones included.",
         "0 most of the time, above for short bursts. Above 0 for long with running = `--max-num-seqs`: raise that. "
         "Above 0 with a KV usage below 50 %: look at `--delay-factor` and at what was aborted.",
+        healthy=Healthy(high=0),
     ),
     by_label(
         "reason",
@@ -52,6 +55,7 @@ _STATE = (
         "Share of the KV blocks in use; 1 = full.",
         "Steady at 0.4 to 0.8. Above 0.95 with preemptions rising: the pool starves; lower `--max-num-seqs` or give it "
         "more memory.",
+        healthy=Healthy(low=0.4, high=0.8, alarm=0.95),
     ),
     by_label(
         "sleep_state",
@@ -96,6 +100,7 @@ _TOKENS = (
         "preemptions",
         "Times a running request lost its blocks to another.",
         "Flat over long times.",
+        healthy=Healthy(high=0),
     ),
     histogram(
         "vllm:iteration_tokens_total",
@@ -204,6 +209,25 @@ _OWN = (
     ),
     gauge("pointsman:num_tokens_queued", "tokens", "Their prompt tokens.", "Below `--max-queued-tokens`."),
     gauge("pointsman:max_num_seqs", "requests", "Requests that may run at once, now: `--max-num-seqs`, or lowered."),
+    gauge("pointsman:ready", "0 or 1", "1 while /ready answers 200: requests may be sent here.", "1."),
+    gauge(
+        "pointsman:seconds_since_progress",
+        "seconds",
+        "Age of the engine's last sign of life while it has work; 0 when idle.",
+        "Below 2; above, /ready says 503.",
+        healthy=Healthy(high=2, alarm=30),
+    ),
+    gauge(
+        "pointsman:last_step_timestamp_seconds",
+        "seconds",
+        "Unix time at which the last step's results came; 0 before the first.",
+    ),
+    gauge(
+        "pointsman:num_live_requests",
+        "requests",
+        "Requests that somebody still waits for.",
+        "Never for long below running + waiting: those left over would have leaked.",
+    ),
     gauge("pointsman:num_requests_parked", "requests", "Preempted requests whose last output is still under way."),
     counter("pointsman:prompt_tokens_scheduled_total", "tokens", "Prompt tokens handed out, recomputed ones included."),
     counter(
@@ -284,6 +308,7 @@ _CHAPTER = (
         "0..1",
         "Prefix cache hits by queries, since the start; 0 before the first.",
         "Above 0.6 where prompts share beginnings.",
+        healthy=Healthy(low=0.6, is_low_bad=True),
     ),
 )
 

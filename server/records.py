@@ -73,20 +73,3 @@ class StepRecord:
     started: list[RequestRecord] = field(default_factory=list)
     token_gap_s: list[float] = field(default_factory=list)
     ended: list[RequestRecord] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadReading:
-    """How full the server is at the moment somebody looks.
-
-    Attributes:
-        max_num_seqs: Requests that may run at once.
-        num_permits: Clients' requests that were let in and are not answered to the end.
-        num_requests_queued: Requests, one a choice, admitted and not yet scheduled.
-        num_tokens_queued: Their prompt tokens.
-    """
-
-    max_num_seqs: int = 0
-    num_permits: int = 0
-    num_requests_queued: int = 0
-    num_tokens_queued: int = 0

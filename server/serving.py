@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import socket
 import sys
@@ -22,6 +23,7 @@ from server.config import ServerConfig
 from server.connection import HttpTimeouts
 from server.daemon import Daemon, DaemonHooks, DaemonSettings
 from server.drain import DrainGate
+from server.engine_gauges import read_engine_gauges
 from server.exit_codes import ExitCode
 from server.fingerprint import compute_fingerprint
 from server.in_proc_client import InProcEngineClient
@@ -223,6 +225,7 @@ def build_service(
     metrics = ServerMetrics(loaded.name, max_model_len=loaded.config.model.max_model_len)
     client = create_client(loaded, metrics)
     gate = DrainGate()
+    metrics.watch(functools.partial(read_engine_gauges, client, gate))
     app = create_app(
         engine_client=client,
         admission=_create_admission(loaded, client),

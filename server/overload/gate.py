@@ -29,7 +29,6 @@ from server.overload.refusals import (
     build_request_timeout,
 )
 from server.principal import Principal
-from server.records import LoadReading
 
 # Until a prompt's tokens are counted, its characters stand for them: few texts have more of them a token.
 _CHARS_A_TOKEN = 16
@@ -81,14 +80,14 @@ class Gate:
         """Clients' requests that have been let in and not been answered to the end."""
         return len(self._permits)
 
-    def read_load(self) -> LoadReading:
-        """Return how full the server is."""
-        return LoadReading(
-            max_num_seqs=self.limits.max_num_seqs,
-            num_permits=self.num_permits,
-            num_requests_queued=self.backlog.num_requests,
-            num_tokens_queued=self.backlog.num_tokens,
-        )
+    def read_gauges(self) -> dict[str, float]:
+        """Return how full the server is, as metrics."""
+        return {
+            "pointsman:max_num_seqs": self.limits.max_num_seqs,
+            "pointsman:num_permits": self.num_permits,
+            "pointsman:num_requests_queued": self.backlog.num_requests,
+            "pointsman:num_tokens_queued": self.backlog.num_tokens,
+        }
 
     def create_permit(self, principal: Principal, label: str) -> Permit:
         """Return a permit that holds nothing yet; to be closed once, however its request ends.

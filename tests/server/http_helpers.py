@@ -22,7 +22,6 @@ from server.drain import DrainGate
 from server.overload.limits import Limits
 from server.prompt_threads import PromptThreads
 from server.prompts import PromptBuilder, Template
-from server.records import LoadReading
 from server.request_log import RequestLog
 from server.streaming import StreamTiming
 from tests.server.fake_engine_client import FakeEngineClient
@@ -73,7 +72,7 @@ class FakeMetrics:
         self.http: list[tuple[str, str, str]] = []
         self.refused: list[str] = []
         self.rejections: list[str] = []
-        self.read_load: Callable[[], LoadReading] = LoadReading
+        self.watched: list[Callable[[], Mapping[str, float]]] = []
 
     def count_unknown_field(self, name: str) -> None:
         self.unknown.append(name)
@@ -87,8 +86,8 @@ class FakeMetrics:
     def count_rejection(self, reason: str) -> None:
         self.rejections.append(reason)
 
-    def follow_load(self, read_load: Callable[[], LoadReading]) -> None:
-        self.read_load = read_load
+    def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
+        self.watched.append(read)
 
     def render(self) -> tuple[bytes, str]:
         return b"up 1\n", "text/plain; version=0.0.4"

@@ -48,8 +48,8 @@ class GateFixture:
     @property
     def load(self) -> tuple[int, int, int]:
         """Permits, queued requests, queued tokens."""
-        reading = self.gate.read_load()
-        return reading.num_permits, reading.num_requests_queued, reading.num_tokens_queued
+        backlog = self.gate.backlog
+        return self.gate.num_permits, backlog.num_requests, backlog.num_tokens
 
 
 def requests(*names: str, num_tokens: int = 5) -> list[GenerationRequest]:
