@@ -27,16 +27,21 @@ from engine_core.messages import (
     TokenLogprobs,
 )
 from engine_core.sampling_params import SamplingParams
+from engine_core.snapshot import CACHED, FREE, SHARED, BlockMap, EngineSnapshot, RequestSnapshot
 from engine_core.stats import SchedulerStats
 from kernels.cache_dir import default_cache_dir
 
 __all__ = [
+    "CACHED",
     "CPU_ISAS",
+    "FREE",
     "KV_CACHE_DTYPES",
     "POLICIES",
     "PRIORITY_ORDERS",
     "QUANTIZATIONS",
+    "SHARED",
     "AbortRequest",
+    "BlockMap",
     "CacheConfig",
     "CapacityError",
     "CheckpointError",
@@ -49,9 +54,11 @@ __all__ = [
     "EngineDeadError",
     "EngineError",
     "EnginePhase",
+    "EngineSnapshot",
     "EngineState",
     "FinishReason",
     "ModelConfig",
+    "RequestSnapshot",
     "SamplingParams",
     "SchedulerConfig",
     "SchedulerStats",

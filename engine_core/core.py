@@ -10,17 +10,20 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from engine_core.messages import AbortRequest, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.scheduler import Scheduler
+from engine_core.scheduler.snapshots import build_snapshot
+from engine_core.snapshot import EngineSnapshot, TakeSnapshot
 from engine_core.stats import SchedulerStats
 from engine_core.step_executor import PendingResult, StepExecutor
 
 logger = logging.getLogger(__name__)
 
-Input = EngineCoreRequest | AbortRequest | None  # None: stop
+Input = EngineCoreRequest | AbortRequest | TakeSnapshot | None  # None: stop
 
 # With requests in hand and nothing to run (a constraint holds everybody back), the loop looks again after so long.
 _HELD_WAIT_S = 0.001
@@ -81,6 +84,16 @@ class EngineCore:
     def abort_requests(self, request_ids: tuple[str, ...]) -> None:
         """End requests; each that still lives gets a last output with reason ABORT."""
         self._input.put(AbortRequest(request_ids))
+
+    def take_snapshot(self) -> Future[EngineSnapshot]:
+        """Ask for a look at the scheduler, after the current step.
+
+        Returns:
+            Gets it; never, if the loop ends first.
+        """
+        message = TakeSnapshot(Future())
+        self._input.put(message)
+        return message.future
 
     def stop(self) -> None:
         """Ask the loop to return after the current step."""
@@ -161,6 +174,8 @@ class EngineCore:
                 self._is_stopping = True
             elif isinstance(message, AbortRequest):
                 ended += self._scheduler.abort_requests(message.request_ids)
+            elif isinstance(message, TakeSnapshot):
+                self._answer(message)
             else:
                 ended += self._add(message)
         if ended:
@@ -181,7 +196,17 @@ class EngineCore:
             return self._input.get(timeout=_REST_AFTER_S)
         except queue.Empty:
             self._rest()
-            return self._input.get()
+        while isinstance(message := self._input.get(), TakeSnapshot):
+            self._answer(message)  # being looked at is no work: there is no house to keep after it
+        return message
+
+    def _answer(self, message: TakeSnapshot) -> None:
+        if not message.future.set_running_or_notify_cancel():
+            return
+        try:
+            message.future.set_result(build_snapshot(self._scheduler, self._clock()))
+        except Exception as error:  # whoever looks must not cost anybody an answer
+            message.future.set_exception(error)
 
     def _add(self, request: EngineCoreRequest) -> list[EngineCoreOutput]:
         try:

@@ -20,7 +20,7 @@ LAYERS = (
     {"kv_cache"},
     {"request", "memory"},
     {"messages"},
-    {"stats", "sampling_params", "config"},
+    {"stats", "sampling_params", "config", "snapshot"},
     {"errors", "housekeeping"},
 )
 FORBIDDEN = {
