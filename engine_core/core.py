@@ -175,7 +175,7 @@ class EngineCore:
             elif isinstance(message, AbortRequest):
                 ended += self._scheduler.abort_requests(message.request_ids)
             elif isinstance(message, TakeSnapshot):
-                self._answer(message)
+                self._show(message)
             else:
                 ended += self._add(message)
         if ended:
@@ -197,10 +197,10 @@ class EngineCore:
         except queue.Empty:
             self._rest()
         while isinstance(message := self._input.get(), TakeSnapshot):
-            self._answer(message)  # being looked at is no work: there is no house to keep after it
+            self._show(message)  # being looked at is no work: there is no house to keep after it
         return message
 
-    def _answer(self, message: TakeSnapshot) -> None:
+    def _show(self, message: TakeSnapshot) -> None:
         if not message.future.set_running_or_notify_cancel():
             return
         try:

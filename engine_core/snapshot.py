@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-# What a cell of the block map shows where it is no row of EngineSnapshot.running.
+# What a cell of the block map shows where it is not the place of a running request.
 FREE, CACHED, SHARED = -1, -2, -3
 
 
@@ -49,7 +49,7 @@ class BlockMap:
     Attributes:
         num_blocks: Usable blocks; ids are ``1..num_blocks``.
         num_free: Of those, with no owner.
-        tables: The block table of each row of ``EngineSnapshot.running``.
+        tables: The block table of each running request, in order of service.
         digests: Content by block id, None = unknown; block 0 is nobody's.
     """
 
@@ -59,11 +59,11 @@ class BlockMap:
     digests: Sequence[bytes | None]
 
     def list_owners(self) -> list[int]:
-        """Return, for each usable block, the row that holds it, or FREE, CACHED or SHARED."""
+        """Return, for each usable block, the place of the running request that holds it, or FREE, CACHED or SHARED."""
         owners = [FREE if digest is None else CACHED for digest in self.digests]
-        for row, table in enumerate(self.tables):
+        for place, table in enumerate(self.tables):
             for block in table:
-                owners[block] = row if owners[block] in (FREE, CACHED) else SHARED
+                owners[block] = place if owners[block] in (FREE, CACHED) else SHARED
         return owners[1:]
 
     def build_cells(self, owners: Sequence[int], max_cells: int) -> tuple[int, list[tuple[int, int]]]:

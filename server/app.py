@@ -27,15 +27,17 @@ from server.http_limits import BodyLimitMiddleware, LastCatchMiddleware, Request
 from server.http_metrics import HttpMetrics, HttpMetricsMiddleware
 from server.openapi import create_openapi
 from server.request_reader import FieldMetrics, RequestReader
-from server.routes import chat, completions, docs, fleet, models, ops, render, tokenize
+from server.routes import chat, completions, docs, fleet, models, ops, render, status, tokenize
 from server.routes.generation import GenerationRoute
+from server.status.document import About, FigureSource
+from server.status.feed import StatusFeed, StatusSources
 from server.streaming import StreamTiming
 
 # Nobody reads it: the client has left. The number is what access logs call that.
 _STATUS_CLIENT_GONE = 499
 
 
-class Metrics(FieldMetrics, HttpMetrics, ops.MetricsPage, Protocol):
+class Metrics(FieldMetrics, HttpMetrics, ops.MetricsPage, FigureSource, Protocol):
     """What the app asks of the server's metrics."""
 
 
@@ -63,7 +65,12 @@ class AppSettings:
 
 
 def create_app(
-    *, engine_client: EngineClient, admission: Admission, metrics: Metrics, settings: AppSettings
+    *,
+    engine_client: EngineClient,
+    admission: Admission,
+    metrics: Metrics,
+    settings: AppSettings,
+    status_sources: StatusSources | None = None,
 ) -> FastAPI:
     """Return the ASGI application.
 
@@ -72,6 +79,10 @@ def create_app(
         admission: Turns wire requests into engine requests; its threads are closed when the app shuts down.
         metrics: Shown at /metrics, told of unknown fields.
         settings: What it says of itself and how strict it is.
+        status_sources: What /status shows beside them; None = nothing yet.
+
+    Returns:
+        The application. ``state.status_feed`` is to be closed before it is asked to end: it streams for ever.
     """
 
     @asynccontextmanager
@@ -99,6 +110,12 @@ def create_app(
         unix_time=time.time,
         has_forced_usage=settings.has_forced_usage,
     )
+    app.state.status_feed = status_feed = StatusFeed(
+        engine_client=engine_client,
+        figures=metrics,
+        sources=status_sources or StatusSources(),
+        about=About(name, settings.version, time.time()),
+    )
     for router in (
         completions.build_router(route),
         chat.build_router(route),
@@ -117,6 +134,7 @@ def create_app(
             version=settings.version,
             architecture=settings.architecture,
         ),
+        status.build_router(feed=status_feed, timing=settings.timing),
         docs.build_router(),
     ):
         app.include_router(router)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 
-from engine_core import EngineState
+from engine_core import EngineSnapshot, EngineState
 from server.generation import GenerationOutput, GenerationRequest
+from server.records import RequestRecord
 
 
 class EngineClient(ABC):
@@ -32,6 +34,18 @@ class EngineClient(ABC):
     @abstractmethod
     def num_live(self) -> int:
         """Requests that have not ended: those in the engine, running or waiting."""
+
+    @abstractmethod
+    def take_snapshot(self) -> asyncio.Future[EngineSnapshot] | None:
+        """Ask for a look at the requests and blocks, between two steps; None unless the engine is ready.
+
+        Returns:
+            Gets it; never, if the engine dies first.
+        """
+
+    @abstractmethod
+    def get_record(self, request_id: str) -> RequestRecord | None:
+        """Return what is noted of a live request; None where there is none of that id."""
 
     @abstractmethod
     def seconds_since_progress(self) -> float:

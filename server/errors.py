@@ -42,6 +42,7 @@ class ErrorKind(enum.StrEnum):
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     INTERNAL = "internal"
     NOT_READY = "not_ready"
+    TOO_MANY_VIEWERS = "too_many_viewers"
     ENGINE_DEAD = "engine_dead"
     ABORTED = "aborted"
 
@@ -83,6 +84,7 @@ ERROR_TABLE: Mapping[ErrorKind, ErrorReply] = {
     ErrorKind.UNSUPPORTED_MEDIA_TYPE: ErrorReply(415, _CLIENT, "unsupported_media_type"),
     ErrorKind.INTERNAL: ErrorReply(500, _SERVER, "internal_error", is_final=True),
     ErrorKind.NOT_READY: ErrorReply(503, _UNAVAILABLE, "not_ready", retry_after_s=2),
+    ErrorKind.TOO_MANY_VIEWERS: ErrorReply(503, _UNAVAILABLE, "too_many_viewers", retry_after_s=10),
     ErrorKind.ENGINE_DEAD: ErrorReply(503, _UNAVAILABLE, "engine_dead"),
     ErrorKind.ABORTED: ErrorReply(503, _UNAVAILABLE, "aborted", retry_after_s=1),
 }

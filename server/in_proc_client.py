@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from typing import TypeVar
 
-from engine_core import EngineCoreOutputs, EngineState
+from engine_core import EngineCoreOutputs, EngineSnapshot, EngineState
 from server.engine_api import EngineFactory, OnState
 from server.engine_client import EngineClient
 from server.generation import GenerationOutput, GenerationRequest
 from server.output_processor import OutputProcessor
+from server.records import RequestRecord
 
 T = TypeVar("T")
 
@@ -50,6 +51,13 @@ class InProcEngineClient(EngineClient):
     def num_live(self) -> int:
         """Requests that have not ended."""
         return self._processor.num_live
+
+    def take_snapshot(self) -> asyncio.Future[EngineSnapshot] | None:
+        future = self._engine.take_snapshot()
+        return None if future is None else asyncio.wrap_future(future)
+
+    def get_record(self, request_id: str) -> RequestRecord | None:
+        return self._processor.get_record(request_id)
 
     def seconds_since_progress(self) -> float:
         return self._engine.seconds_since_progress()

@@ -27,8 +27,8 @@ _ALWAYS = (
     ErrorKind.BODY_TOO_LARGE,
     ErrorKind.INTERNAL,
 )
-# An operation that exists is found, and by its own method.
-_NEVER = (ErrorKind.NOT_FOUND, ErrorKind.METHOD_NOT_ALLOWED)
+# An operation that exists is found, and by its own method; who watches is the status page's own business.
+_NEVER = (ErrorKind.NOT_FOUND, ErrorKind.METHOD_NOT_ALLOWED, ErrorKind.TOO_MANY_VIEWERS)
 _WITH_BODY = tuple(kind for kind in ErrorKind if kind not in _NEVER)
 _LOOK_UP = (*_ALWAYS, ErrorKind.MODEL_NOT_FOUND)
 

@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from engine_core import EngineCoreOutput, EngineCoreOutputs, EngineDeadError, FinishReason, SchedulerStats
 from server.errors import ServerStoppingError
 from server.generation import GenerationOutput, GenerationRequest
-from server.metrics import ServerMetrics
 from server.output_stream import OutputStream
 from server.output_text import DecodeStream, OutputText, Piece, TokenBytes
-from server.records import RequestRecord, StepRecord
+from server.records import RequestRecord, StepListener, StepRecord
 from server.request_log import log_request_end
 
 logger = logging.getLogger(__name__)
@@ -120,7 +119,7 @@ class OutputProcessor:
         *,
         new_decode_stream: Callable[[Sequence[int]], DecodeStream],
         token_bytes: TokenBytes,
-        metrics: ServerMetrics,
+        metrics: StepListener,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._new_decode_stream = new_decode_stream
@@ -134,6 +133,11 @@ class OutputProcessor:
     def num_live(self) -> int:
         """Requests that have not ended."""
         return len(self._live)
+
+    def get_record(self, request_id: str) -> RequestRecord | None:
+        """Return the figures of a live request; None where there is none of that id."""
+        live = self._live.get(request_id)
+        return None if live is None else live.record
 
     def add(self, request: GenerationRequest) -> OutputStream:
         """Register a request, before the engine hears of it.

@@ -27,7 +27,9 @@ from server.model_resolver import ResolvedModel
 from server.output_processor import OutputProcessor
 from server.prompt_threads import PromptThreads
 from server.prompts import PromptBuilder
+from server.records import StepListener, StepListeners
 from server.startup_report import StartupReport, format_curl, format_memory, format_summary, format_url
+from server.status.feed import StatusSources
 from server.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -64,12 +66,14 @@ class Service:
         client: Of its engine, not yet started.
         app: The application over it.
         metrics: What the application shows at /metrics.
+        status_sources: What it shows at /status beside them.
     """
 
     loaded: LoadedModel
     client: InProcEngineClient
     app: FastAPI
     metrics: ServerMetrics
+    status_sources: StatusSources
 
 
 def serve(
@@ -92,6 +96,7 @@ def serve(
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     service = build_service(config, model=model, version=version)
     loaded = service.loaded
+    logging.getLogger().addHandler(service.status_sources.errors)
     listen(sock)
     url = format_url(config.host, sock.getsockname()[1])
     report.line(
@@ -119,6 +124,7 @@ def serve(
         report=report,
         on_ready=announce,
         on_refusal=service.metrics.count_refusal,
+        on_stop=service.app.state.status_feed.close,
     ).run()
 
 
@@ -150,7 +156,8 @@ def build_service(config: ServerConfig, *, model: ResolvedModel, version: str) -
     loaded = open_model(config, model)
     assert loaded.config.model.max_model_len is not None, "resolve() settles it"
     metrics = ServerMetrics(loaded.name, max_model_len=loaded.config.model.max_model_len)
-    client = create_client(loaded, metrics)
+    sources = StatusSources()
+    client = create_client(loaded, StepListeners(metrics, sources.history))
     app = create_app(
         engine_client=client,
         admission=_create_admission(loaded, client),
@@ -163,8 +170,9 @@ def build_service(config: ServerConfig, *, model: ResolvedModel, version: str) -
             is_strict=config.strict_fields,
             has_forced_usage=config.enable_force_include_usage,
         ),
+        status_sources=sources,
     )
-    return Service(loaded, client, app, metrics)
+    return Service(loaded, client, app, metrics, sources)
 
 
 def open_model(config: ServerConfig, model: ResolvedModel) -> LoadedModel:
@@ -186,10 +194,15 @@ def open_model(config: ServerConfig, model: ResolvedModel) -> LoadedModel:
     )
 
 
-def create_client(loaded: LoadedModel, metrics: ServerMetrics) -> InProcEngineClient:
-    """Return the client of an engine for this model, not yet started."""
+def create_client(loaded: LoadedModel, listener: StepListener) -> InProcEngineClient:
+    """Return the client of an engine for this model, not yet started.
+
+    Args:
+        loaded: The model.
+        listener: Hears of every step.
+    """
     processor = OutputProcessor(
-        new_decode_stream=loaded.tokenizer.decode_stream, token_bytes=loaded.tokenizer.token_bytes, metrics=metrics
+        new_decode_stream=loaded.tokenizer.decode_stream, token_bytes=loaded.tokenizer.token_bytes, metrics=listener
     )
     return InProcEngineClient(
         lambda publish, on_state: Engine(

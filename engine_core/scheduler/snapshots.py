@@ -42,7 +42,7 @@ def build_snapshot(scheduler: Scheduler, now: float) -> EngineSnapshot:
         blocks=BlockMap(
             num_blocks=pool.num_blocks,
             num_free=pool.num_free,
-            tables=[request.block_ids.copy() for request in running],
+            tables=[request.block_ids.copy() for request in scheduler.running],
             digests=pool.digests.copy(),
         ),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from engine_core import (
@@ -12,6 +13,7 @@ from engine_core import (
     EngineCoreRequest,
     EngineDeadError,
     EnginePhase,
+    EngineSnapshot,
     EngineState,
     FinishReason,
     SamplingParams,
@@ -64,6 +66,7 @@ class FakeEngine:
         self.requests: list[EngineCoreRequest] = []
         self.got_request = asyncio.Event()
         self.aborts: list[list[str]] = []
+        self.snapshots_asked: list[Future[EngineSnapshot]] = []
         self.shutdown_timeouts: list[float] = []
         self.ends_in_time = True
 
@@ -78,6 +81,10 @@ class FakeEngine:
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         self.aborts.append(list(request_ids))
+
+    def take_snapshot(self) -> Future[EngineSnapshot] | None:
+        self.snapshots_asked.append(Future())
+        return self.snapshots_asked[-1]
 
     def seconds_since_progress(self) -> float:
         return 0.25

@@ -76,6 +76,9 @@ class FakeMetrics:
     def render(self) -> tuple[bytes, str]:
         return b"up 1\n", "text/plain; version=0.0.4"
 
+    def get_value(self, name: str, *labels: str) -> float:
+        return 0.0
+
 
 def create_prompts(**overrides: Any) -> PromptBuilder:
     parts: dict[str, Any] = {

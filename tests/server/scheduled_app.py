@@ -6,12 +6,13 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.types import Message
 
-from engine_core import EngineCoreRequest, EnginePhase, EngineState
+from engine_core import EngineCoreRequest, EnginePhase, EngineSnapshot, EngineState
 from engine_core.core import EngineCore
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.step_executor import DirectExecutor
@@ -20,6 +21,8 @@ from server.engine_api import OnState, Publish
 from server.in_proc_client import InProcEngineClient
 from server.metrics import ServerMetrics
 from server.output_processor import OutputProcessor
+from server.records import StepListeners
+from server.status.feed import StatusSources
 from tests.engine_core.fake_runner import FakeModelRunner
 from tests.engine_core.scheduler.scheduler_helpers import create_scheduler
 from tests.server.fake_engine import CharDecodeStream, char_bytes
@@ -58,6 +61,11 @@ class ScheduledEngine:
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         self._core.abort_requests(tuple(request_ids))
+
+    def take_snapshot(self) -> Future[EngineSnapshot] | None:
+        future = self._core.take_snapshot()
+        self._core._drain_input(block=False)
+        return future
 
     def seconds_since_progress(self) -> float:
         return 0.0
@@ -151,7 +159,9 @@ class ScheduledApp:
 
     def __init__(self, **config: Any) -> None:
         self.metrics = ServerMetrics("tiny")
-        processor = OutputProcessor(new_decode_stream=CharDecodeStream, token_bytes=char_bytes, metrics=self.metrics)
+        self.status_sources = StatusSources()
+        listener = StepListeners(self.metrics, self.status_sources.history)
+        processor = OutputProcessor(new_decode_stream=CharDecodeStream, token_bytes=char_bytes, metrics=listener)
         engines: list[ScheduledEngine] = []
 
         def create_engine(publish: Publish, on_state: OnState) -> ScheduledEngine:
@@ -166,6 +176,7 @@ class ScheduledApp:
             admission=create_admission(self.client),  # type: ignore[arg-type]
             metrics=self.metrics,
             settings=AppSettings(served_model_name=MODEL, version="1", system_fingerprint="fp"),
+            status_sources=self.status_sources,
         )
 
     async def ask(self, path: str = COMPLETIONS, *, headers: dict[str, str] | None = None, **fields: Any) -> Caller:
