@@ -103,7 +103,7 @@ def build_document(present: Present) -> dict[str, Any]:
         "steps": [
             [step.num_prompt_tokens, step.num_generation_tokens, _to_ms(step.step_time_s)] for step in present.steps
         ],
-        "seconds": [_build_second(second) for second in present.seconds],
+        "seconds": _build_seconds(present.seconds),
         "errors": [
             {"unix_time": round(error.unix_time, 3), "level": error.level, "text": error.text}
             for error in present.errors
@@ -156,13 +156,22 @@ def _build_latency(seconds: Sequence[SecondFigures]) -> dict[str, Any]:
     return {"first_token_ms": _build_durations(first_token), "token_gap_ms": _build_durations(token_gap)}
 
 
-def _build_second(second: SecondFigures) -> list[Any]:
-    return [
-        second.num_prompt_tokens,
-        second.num_generation_tokens,
-        *_build_durations(second.first_token),
-        *_build_durations(second.token_gap),
-    ]
+def _build_seconds(seconds: Sequence[SecondFigures]) -> dict[str, list[Any]]:
+    """Columns, the latest second last. Of durations, the mean and the longest."""
+    return {
+        "running": [each.num_running for each in seconds],
+        "waiting": [each.num_waiting for each in seconds],
+        "kv_usage": [round(each.kv_usage, 4) for each in seconds],
+        "prompt_tokens": [each.num_prompt_tokens for each in seconds],
+        "output_tokens": [each.num_generation_tokens for each in seconds],
+        "prefix_hit_ratio": [_divide(each.num_prefix_hits, each.num_prefix_queries) for each in seconds],
+        "first_token_ms": [_build_durations(each.first_token) for each in seconds],
+        "token_gap_ms": [_build_durations(each.token_gap) for each in seconds],
+    }
+
+
+def _divide(part: int, whole: int) -> float | None:
+    return round(part / whole, 4) if whole else None
 
 
 def _build_durations(durations: Durations) -> list[float | None]:

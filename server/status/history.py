@@ -1,4 +1,4 @@
-"""The last steps and the last two minutes, for the status page's charts. Bounded; fed once a step, on the loop's thread.
+"""The last steps and the last two minutes, for the status page's charts. Bounded, and fed once a step.
 
 Told the same records as the metrics, so that the two agree.
 """
@@ -67,6 +67,11 @@ class SecondFigures:
         second: Which.
         num_prompt_tokens: Computed of prompts.
         num_generation_tokens: That clients got.
+        num_prefix_queries: Prompt tokens looked up in the prefix cache.
+        num_prefix_hits: Of those, found.
+        num_running: At its end, as all gauges here.
+        num_waiting: Likewise.
+        kv_usage: Share of the KV blocks that have an owner, likewise.
         first_token: From arrival to first token, of requests that got it now.
         token_gap: Between a request's tokens.
     """
@@ -74,6 +79,11 @@ class SecondFigures:
     second: int
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
+    num_prefix_queries: int = 0
+    num_prefix_hits: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage: float = 0.0
     first_token: Durations = field(default_factory=Durations)
     token_gap: Durations = field(default_factory=Durations)
 
@@ -93,10 +103,8 @@ class StatusHistory:
     def record_step(self, record: StepRecord, stats: SchedulerStats | None) -> None:
         """Add one step; arguments as for ServerMetrics."""
         figures = self._get_present()
-        if stats is not None and stats.num_steps:
-            num_prompt_tokens = stats.num_step_prompt_tokens
-            figures.num_prompt_tokens += num_prompt_tokens
-            self._steps.append(StepFigures(num_prompt_tokens, stats.num_step_generation_tokens, stats.step_time_s))
+        if stats is not None:
+            self._add_stats(figures, stats)
         figures.num_generation_tokens += record.num_generation_tokens
         figures.token_gap.add(record.token_gap_s)
         figures.first_token.add(
@@ -110,11 +118,33 @@ class StatusHistory:
     def list_seconds(self) -> list[SecondFigures]:
         """Return the last MAX_SECONDS seconds that are over, one by one, also those in which nothing came."""
         now = int(self._clock())
-        known = {each.second: each for each in self._seconds}
-        return [known.get(second) or SecondFigures(second) for second in range(now - MAX_SECONDS, now)]
+        known, found = {each.second: each for each in self._seconds}, []
+        last = next((each for each in reversed(self._seconds) if each.second < now - MAX_SECONDS), None)
+        for second in range(now - MAX_SECONDS, now):
+            last = known.get(second) or _go_on(last, second)
+            found.append(last)
+        return found
+
+    def _add_stats(self, figures: SecondFigures, stats: SchedulerStats) -> None:
+        figures.num_running, figures.num_waiting = stats.num_running, stats.num_waiting
+        figures.kv_usage = stats.kv_cache_usage
+        figures.num_prefix_queries += stats.num_prefix_queries
+        figures.num_prefix_hits += stats.num_prefix_hits
+        if stats.num_steps:
+            num_prompt_tokens = stats.num_step_prompt_tokens
+            figures.num_prompt_tokens += num_prompt_tokens
+            self._steps.append(StepFigures(num_prompt_tokens, stats.num_step_generation_tokens, stats.step_time_s))
 
     def _get_present(self) -> SecondFigures:
-        second = int(self._clock())
-        if not self._seconds or self._seconds[-1].second != second:
-            self._seconds.append(SecondFigures(second))
-        return self._seconds[-1]
+        second, last = int(self._clock()), self._seconds[-1] if self._seconds else None
+        if last is None or last.second != second:
+            last = _go_on(last, second)
+            self._seconds.append(last)
+        return last
+
+
+def _go_on(last: SecondFigures | None, second: int) -> SecondFigures:
+    """Return a second in which nothing has come yet: what was so before it is so still."""
+    if last is None:
+        return SecondFigures(second)
+    return SecondFigures(second, num_running=last.num_running, num_waiting=last.num_waiting, kv_usage=last.kv_usage)
