@@ -13,12 +13,14 @@ from engine_core.scheduler.scheduler import PauseState, Scheduler
 from engine_core.scheduler.step_plan import Refusal
 
 _PARKED = "preempted; its last token is still being sampled"
-_PAUSED = "admission is paused"
+_PAUSED, _ALL_PAUSED = "admission is paused", "everything is paused"
 _NEXT = "next in line: the next step looks at it"
 
 
 def explain_running(scheduler: Scheduler) -> list[str]:
     """Return, for each running request in order, why the last step had no tokens for it; empty where it had some."""
+    if scheduler.pause_state is PauseState.PAUSED_ALL:
+        return [_ALL_PAUSED] * len(scheduler.running)
     plan = scheduler.last_plan
     served = {request.request_id for request in plan.decodes}
     served.update(row.request.request_id for row in plan.rows)
@@ -56,8 +58,6 @@ def explain_parked(scheduler: Scheduler) -> list[str]:
 
 def _explain_left_out(scheduler: Scheduler, request: Request) -> str:
     """Of a running request that the last step left out."""
-    if scheduler.pause_state is PauseState.PAUSED_ALL:
-        return "everything is paused"
     refusal = scheduler.last_plan.refusals.get(request.request_id)
     if refusal is not None:
         return _describe_refusal(refusal)

@@ -5,8 +5,9 @@ const byId = (id) => document.getElementById(id);
 // Hidden for so long, a page lets go of its stream.
 const HIDDEN_MS = 5000;
 const MAX_STEPS = 60;
-// So old a look at the engine is worth a word.
+// So old a look at the engine is worth a word; so long a step makes /ready say no.
 const OLD_LOOK_S = 3;
+const STUCK_S = 2;
 
 /** Shows documents. */
 class Board {
@@ -46,7 +47,7 @@ class Board {
   _showServer({ server, figures, engine }) {
     setText(byId("model"), server.model);
     document.title = `${server.model} · Pointsman`;
-    const phase = engine && server.phase === "ready" && engine.stalled_s > OLD_LOOK_S ? "stuck" : server.phase;
+    const phase = engine && server.phase === "ready" && engine.stalled_s > STUCK_S ? "stuck" : server.phase;
     setText(byId("phase"), phase);
     byId("phase").dataset.phase = phase;
     setText(byId("version"), server.version);
@@ -225,9 +226,10 @@ function showConnection(state, words) {
   connection.dataset.state = state;
   setText(connection, state === "key" ? "needs a key" : words);
   document.body.classList.toggle("lost", state === "lost" || state === "full");
-  byId("board").hidden = byId("notice").hidden = state === "key";
+  byId("board").hidden = state === "key";
   byId("key-form").hidden = state !== "key";
   if (state === "key") {
+    byId("notice").hidden = true;
     setText(byId("key-error"), words);
     byId("key").focus();
   }

@@ -53,7 +53,7 @@ function formatAge(seconds) {
  */
 function formatSpan(seconds) {
   const whole = Math.floor(seconds);
-  const [days, hours, minutes] = [86400, 3600, 60].map((unit, i) => Math.floor((whole % [Infinity, 86400, 3600][i]) / unit));
+  const [days, hours, minutes] = [whole / 86400, (whole / 3600) % 24, (whole / 60) % 60].map(Math.floor);
   if (days) return `${days} d ${hours} h`;
   if (hours) return `${hours} h ${minutes} min`;
   if (minutes) return `${minutes} min ${whole % 60} s`;
