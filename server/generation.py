@@ -37,6 +37,7 @@ class GenerationRequest:
         is_prompt_only: Nothing is generated for the client (max_tokens 0); the engine cannot but sample one token.
         n: How many choices its prompt has; each is a request.
         choice: Which of them it is, from 0.
+        key_id: Whose key it came with; empty where no key is asked for.
     """
 
     engine_request: EngineCoreRequest
@@ -46,6 +47,7 @@ class GenerationRequest:
     is_prompt_only: bool = False
     n: int = 1
     choice: int = 0
+    key_id: str = ""
 
     @property
     def num_prompt_tokens(self) -> int:

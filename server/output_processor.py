@@ -43,6 +43,7 @@ class _LiveRequest:
             num_prompt_tokens=request.num_prompt_tokens,
             max_tokens=0 if request.is_prompt_only else params.max_tokens,
             n=request.n,
+            key_id=request.key_id,
         )
         self._request = request
         self.is_plain = request.stop_strings.is_empty and params.num_logprobs is None

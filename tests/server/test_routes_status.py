@@ -69,10 +69,10 @@ async def test_events_come_over_a_real_connection_and_its_end_ends_the_work() ->
             event = json.loads((await anext(lines)).removeprefix("data: "))
             assert await anext(lines) == ""
             assert event["engine"]["running"][0]["id"] == "r"
-            assert feed.num_viewers == 1
-        while feed.num_viewers:
-            await asyncio.sleep(0.01)
-    assert feed._ticker is None
+            ticker = feed._ticker
+            assert feed.num_viewers == 1 and ticker is not None
+        done, _ = await asyncio.wait((ticker,), timeout=10)
+        assert done and ticker.cancelled() and feed.num_viewers == 0
 
 
 async def test_one_viewer_too_many_gets_a_503() -> None:
@@ -86,12 +86,15 @@ async def test_one_viewer_too_many_gets_a_503() -> None:
 
 async def test_a_server_that_stops_does_not_wait_for_its_viewers() -> None:
     app = build_app(create_client())
-    async with serve(app) as url, httpx.AsyncClient(base_url=url) as http:
-        async with http.stream("GET", "/status/events") as response:
-            lines = response.aiter_lines()
-            await anext(lines)
-            app.state.status_feed.close()
-            assert [line async for line in lines if line] == [], "the stream ends, and no error is told"
+    async with (
+        serve(app) as url,
+        httpx.AsyncClient(base_url=url) as http,
+        http.stream("GET", "/status/events") as response,
+    ):
+        lines = response.aiter_lines()
+        await anext(lines)
+        app.state.status_feed.close()
+        assert [line async for line in lines if line] == [], "the stream ends, and no error is told"
 
 
 @pytest.mark.parametrize("num_steps", [1, 4])
