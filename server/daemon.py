@@ -37,7 +37,6 @@ class Daemon:
         report: Hears of loading.
         on_ready: Called once, when the model is loaded.
         on_refusal: Told the status of each request that HTTP's parser refuses, unseen by the app.
-        on_stop: Called before connections are waited for, to end those that would last for ever.
         linger_s: How long a dead engine's server still answers.
         hard_exit: Ends the process at once.
     """
@@ -51,7 +50,6 @@ class Daemon:
         report: StartupReport,
         on_ready: Callable[[EngineState], None],
         on_refusal: Callable[[int], None],
-        on_stop: Callable[[], None] = lambda: None,
         linger_s: float = _LINGER_S,
         hard_exit: Callable[[int], object] = os._exit,
     ) -> None:
@@ -61,10 +59,14 @@ class Daemon:
         self._sock = sock
         self._report = report
         self._on_ready = on_ready
-        self._on_stop = on_stop
+        self._end_streams: Callable[[], None] = lambda: None
         self._linger_s = linger_s
         self._hard_exit = hard_exit
         self._end: asyncio.Future[ExitCode] | None = None
+
+    def end_streams_by(self, callback: Callable[[], None]) -> None:
+        """Have this called before connections are waited for, to end those that would last for ever."""
+        self._end_streams = callback
 
     def run(self) -> ExitCode:
         """Serve, on an event loop of its own; return how the process should end."""
@@ -98,7 +100,7 @@ class Daemon:
         cut = asyncio.get_running_loop().call_later(
             _FINISH_S, self._client.fail_all, "The server is shutting down; ask again."
         )
-        self._on_stop()
+        self._end_streams()
         self._http.should_exit = True
         await serving
         cut.cancel()

@@ -117,15 +117,16 @@ def serve(
         report.line(format_memory(state))
         print(format_curl(url, loaded.name, has_chat=loaded.chat_template is not None), flush=True)
 
-    return Daemon(
+    daemon = Daemon(
         client=service.client,
         app=service.app,
         sock=sock,
         report=report,
         on_ready=announce,
         on_refusal=service.metrics.count_refusal,
-        on_stop=service.app.state.status_feed.close,
-    ).run()
+    )
+    daemon.end_streams_by(service.app.state.status_feed.close)
+    return daemon.run()
 
 
 def run_batch(

@@ -1,4 +1,4 @@
-"""Debian's Chromium without a window, driven by its own protocol over two pipes: no driver, no websocket, no package."""
+"""Debian's Chromium without a window, driven by its own protocol over two pipes: no driver, no further package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The status page in a real browser: under a real load, in light and dark, wide and narrow; and when things go wrong."""
+"""The status page in a real browser: under a real load, light and dark, wide and narrow; and when things go wrong."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ COUNT_COLOURS = """(id) => {
   const canvas = document.querySelector(id);
   const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
   const seen = new Set();
-  for (let i = 0; i < data.length; i += 4) if (data[i + 3] === 255) seen.add((data[i] << 16) | (data[i + 1] << 8) | data[i + 2]);
+  for (let i = 0; i < data.length; i += 4) {
+    if (data[i + 3] === 255) seen.add((data[i] << 16) | (data[i + 1] << 8) | data[i + 2]);
+  }
   return seen.size;
 }"""
 PLACES = """() => [...document.querySelectorAll("section, .panel canvas")].map((part) => {
