@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -227,6 +228,13 @@ def test_a_key_is_asked_for_and_kept_in_the_tab_only(browser: Browser, shoot: Ca
         browser.open(server.url)
         wait_live(browser)
         browser.ask("sessionStorage.clear()")
+
+
+def test_a_viewer_does_not_keep_the_server_from_ending() -> None:
+    with ServerProcess() as server, httpx.stream("GET", server.url + "/status/events") as response:
+        assert next(response.iter_lines()).startswith("data: {")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(3) == 0
 
 
 def test_a_page_that_nobody_sees_lets_go(browser: Browser) -> None:
