@@ -77,6 +77,7 @@ def format_summary(*, version: str, model_name: str, architecture: str, config: 
             "kernels": _kernels(config.device),
             "numbers": f"weights {_weights(config)}, KV cache {_kv_dtype(config)}",
             "address": url,
+            "live page": f"{url}/status",
         },
     )
 

@@ -176,7 +176,7 @@ function describeWaiting(request) {
  */
 function showFigure(name, value, note, spark) {
   const figure = document.querySelector(`[data-figure="${name}"]`);
-  setText(figure.querySelector("output"), value);
+  setText(figure.querySelector("b"), value);
   setText(figure.querySelector("small"), note);
   drawSparkline(figure.querySelector("canvas"), ...spark);
 }
@@ -220,11 +220,13 @@ function showNotice(text, isBad) {
 /**
  * @param {string} state Of the stream.
  * @param {string} words
+ * @param {string} [more] That need not be read out each time it changes.
  */
-function showConnection(state, words) {
+function showConnection(state, words, more = "") {
   const connection = byId("connection");
   connection.dataset.state = state;
-  setText(connection, state === "key" ? "needs a key" : words);
+  setText(connection.firstChild, state === "key" ? "needs a key" : words);
+  setText(connection.lastChild, more);
   document.body.classList.toggle("lost", state === "lost" || state === "full");
   byId("board").hidden = state === "key";
   byId("key-form").hidden = state !== "key";

@@ -42,8 +42,8 @@ async function readEvents(response, onDocument, onBytes) {
 class StatusStream {
   /**
    * @param {function(Object): void} onDocument Gets each document.
-   * @param {function(string, string): void} onState Told "connecting", "live", "lost", "full", "key" or "paused", with
-   *     a few words.
+   * @param {function(string, string, string=): void} onState Told "connecting", "live", "lost", "full", "key" or
+   *     "paused", with a few words and perhaps some more.
    */
   constructor(onDocument, onState) {
     this._onDocument = onDocument;
@@ -134,8 +134,7 @@ class StatusStream {
     const tell = () => {
       const leftS = Math.ceil((due - performance.now()) / 1000);
       if (leftS <= 0) return this.start();
-      const state = reason ? "full" : "lost";
-      this._onState(state, `${reason || "connection lost"} · again in ${leftS} s`);
+      this._onState(reason ? "full" : "lost", reason || "connection lost", ` · again in ${leftS} s`);
     };
     clearInterval(this._timer);
     this._timer = setInterval(tell, 250);
