@@ -38,17 +38,22 @@ from engine_core.messages import (
     TokenLogprobs,
 )
 from engine_core.sampling_params import SamplingParams
+from engine_core.snapshot import CACHED, FREE, SHARED, BlockMap, EngineSnapshot, RequestSnapshot
 from engine_core.stats import SchedulerStats
 from engine_core.survey import MachineSurvey, survey_machine
 from kernels.cache_dir import default_cache_dir
 
 __all__ = [
+    "CACHED",
     "CPU_ISAS",
+    "FREE",
     "KV_CACHE_DTYPES",
     "POLICIES",
     "PRIORITY_ORDERS",
     "QUANTIZATIONS",
+    "SHARED",
     "AbortRequest",
+    "BlockMap",
     "CacheConfig",
     "CapacityError",
     "CgroupMemory",
@@ -64,10 +69,12 @@ __all__ = [
     "EngineError",
     "EngineFailure",
     "EnginePhase",
+    "EngineSnapshot",
     "EngineState",
     "FinishReason",
     "MachineSurvey",
     "ModelConfig",
+    "RequestSnapshot",
     "ResetPrefixCache",
     "SamplingParams",
     "SchedulerConfig",

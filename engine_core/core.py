@@ -24,6 +24,8 @@ from engine_core.messages import (
 )
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.scheduler import Scheduler
+from engine_core.scheduler.snapshots import build_snapshot
+from engine_core.snapshot import EngineSnapshot, TakeSnapshot
 from engine_core.stats import SchedulerStats
 from engine_core.step_executor import PendingResult, StepExecutor
 
@@ -43,7 +45,7 @@ class _AskedCommand:
     answer: Future[bool]
 
 
-Input = EngineCoreRequest | AbortRequest | _AskedCommand | None  # None: stop
+Input = EngineCoreRequest | AbortRequest | _AskedCommand | TakeSnapshot | None  # None: stop
 
 
 @dataclass(slots=True)
@@ -108,6 +110,16 @@ class EngineCore:
             answer: Gets whether it was done, or the ValueError that says why it cannot be; on the engine's thread.
         """
         self._input.put(_AskedCommand(command, answer))
+
+    def take_snapshot(self) -> Future[EngineSnapshot]:
+        """Ask for a look at the scheduler, after the current step.
+
+        Returns:
+            Gets it; never, if the loop ends first.
+        """
+        message = TakeSnapshot(Future())
+        self._input.put(message)
+        return message.future
 
     def stop(self) -> None:
         """Ask the loop to return after the current step."""
@@ -198,6 +210,8 @@ class EngineCore:
                 ended += self._scheduler.abort_requests(message.request_ids)
             elif isinstance(message, _AskedCommand):
                 self._answer(message)
+            elif isinstance(message, TakeSnapshot):
+                self._show(message)
             else:
                 ended += self._add(message)
         if ended:
@@ -218,7 +232,17 @@ class EngineCore:
             return self._input.get(timeout=_REST_AFTER_S)
         except queue.Empty:
             self._rest()
-            return self._input.get()
+        while isinstance(message := self._input.get(), TakeSnapshot):
+            self._show(message)  # being looked at is no work: there is no house to keep after it
+        return message
+
+    def _show(self, message: TakeSnapshot) -> None:
+        if not message.future.set_running_or_notify_cancel():
+            return
+        try:
+            message.future.set_result(build_snapshot(self._scheduler, self._clock()))
+        except Exception as error:  # whoever looks must not cost anybody an answer
+            message.future.set_exception(error)
 
     def _answer(self, asked: _AskedCommand) -> None:
         if not asked.answer.set_running_or_notify_cancel():

@@ -26,6 +26,7 @@ from engine_core.model.decoder import LanguageModel
 from engine_core.model.runner import ModelRunner
 from engine_core.scheduler.constraints import build_constraints
 from engine_core.scheduler.scheduler import Scheduler
+from engine_core.snapshot import EngineSnapshot
 from engine_core.step_executor import DirectExecutor, StepExecutor, StepThread, ThreadedExecutor
 from kernels.backend import KVPool, StepMeta
 
@@ -127,6 +128,12 @@ class Engine:
         """End requests; unknown ids and a stopped engine are no error."""
         if self._core is not None:
             self._core.abort_requests(tuple(request_ids))
+
+    def take_snapshot(self) -> Future[EngineSnapshot] | None:
+        """Ask for a look at the scheduler; None unless the engine is ready. If it dies, the future gets nothing."""
+        if self._core is None or self._state.phase is not EnginePhase.READY:
+            return None
+        return self._core.take_snapshot()
 
     def seconds_since_progress(self) -> float:
         """Age of the last finished step while there is work in hand, else 0."""

@@ -38,12 +38,14 @@ from server.overload.limits import Limits
 from server.overload.middleware import PermitMiddleware
 from server.request_log import RequestLog
 from server.request_reader import FieldMetrics, RequestReader
-from server.routes import admin, chat, completions, docs, fleet, models, ops, render, tokenize
+from server.routes import admin, chat, completions, docs, fleet, models, ops, render, status, tokenize
 from server.routes.generation import GenerationRoute
+from server.status.document import About, FigureSource
+from server.status.feed import StatusFeed, StatusSources
 from server.streaming import StreamTiming
 
 
-class Metrics(FieldMetrics, HttpMetrics, AccessMetrics, RejectionMetrics, ops.MetricsPage, Protocol):
+class Metrics(FieldMetrics, HttpMetrics, AccessMetrics, RejectionMetrics, ops.MetricsPage, FigureSource, Protocol):
     """What the app asks of the server's metrics."""
 
     def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
@@ -85,6 +87,7 @@ def create_app(
     settings: AppSettings,
     gate: DrainGate | None = None,
     request_log: RequestLog | None = None,
+    status_sources: StatusSources | None = None,
 ) -> FastAPI:
     """Return the ASGI application.
 
@@ -95,6 +98,10 @@ def create_app(
         settings: What it says of itself and how strict it is.
         gate: Closed by whoever drains the server; None = nobody ever does.
         request_log: Told of each request that ends; None = one that traces nothing.
+        status_sources: What /status shows beside them; None = nothing yet.
+
+    Returns:
+        The application. ``state.status_feed`` is to be closed before it is asked to end: it streams for ever.
     """
     gate = gate or DrainGate()
 
@@ -127,6 +134,12 @@ def create_app(
         unix_time=time.time,
         has_forced_usage=settings.has_forced_usage,
     )
+    app.state.status_feed = status_feed = StatusFeed(
+        engine_client=engine_client,
+        figures=metrics,
+        sources=status_sources or StatusSources(),
+        about=About(name, settings.version, time.time()),
+    )
     for router in (
         completions.build_router(route),
         chat.build_router(route),
@@ -147,6 +160,7 @@ def create_app(
             architecture=settings.architecture,
         ),
         admin.build_router(reader=reader, engine_client=engine_client, gate=overload),
+        status.build_router(feed=status_feed, timing=settings.timing),
         docs.build_router(),
     ):
         app.include_router(router)

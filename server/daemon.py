@@ -99,6 +99,7 @@ class Daemon:
         self._report = report
         self._hooks = hooks
         self._settings = settings
+        self._end_streams: Callable[[], None] = lambda: None
         self._hard_exit = hard_exit
         self._num_signals = 0
         self._end: asyncio.Event | None = None
@@ -107,6 +108,10 @@ class Daemon:
     def use_tls(self, context: ssl.SSLContext) -> None:
         """Encrypt connections; call before running."""
         self._http.use_tls(context)
+
+    def end_streams_by(self, callback: Callable[[], None]) -> None:
+        """Have this called before connections are waited for, to end those that would last for ever."""
+        self._end_streams = callback
 
     def run(self) -> ExitCode:
         """Serve, on an event loop of its own; return how the process should end."""
@@ -159,6 +164,7 @@ class Daemon:
 
     async def _stop_http(self, serving: asyncio.Task[None]) -> None:
         cut = asyncio.get_running_loop().call_later(_FLUSH_S, self._http.cut_connections)
+        self._end_streams()
         self._http.should_exit = True
         await serving
         cut.cancel()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
-from engine_core import EngineCommand, EngineCoreOutputs, EngineCoreRequest, EngineState
+from engine_core import EngineCommand, EngineCoreOutputs, EngineCoreRequest, EngineSnapshot, EngineState
 
 Publish = Callable[[EngineCoreOutputs], None]
 OnState = Callable[[EngineState], None]
@@ -40,6 +40,13 @@ class EngineHandle(Protocol):
 
         Raises:
             EngineDeadError: The engine does not run.
+        """
+
+    def take_snapshot(self) -> Future[EngineSnapshot] | None:
+        """Ask for a look at the requests and blocks, after the current step; None unless the engine is ready.
+
+        Returns:
+            Gets it; never, if the engine dies first.
         """
 
     def seconds_since_progress(self) -> float:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Collection
 
-from engine_core import EngineCommand, EngineState
+from engine_core import EngineCommand, EngineSnapshot, EngineState
 from server.errors import RequestError
 from server.generation import GenerationOutput, GenerationRequest
 from server.overload.backlog import Backlog
+from server.records import RequestRecord
 
 # An engine with work in hand whose heart has not beaten for this long should get no new requests.
 MAX_HEARTBEAT_AGE_S = 2.0
@@ -56,6 +58,18 @@ class EngineClient(ABC):
     @abstractmethod
     def num_live(self) -> int:
         """Requests that have not ended: those in the engine, running or waiting."""
+
+    @abstractmethod
+    def take_snapshot(self) -> asyncio.Future[EngineSnapshot] | None:
+        """Ask for a look at the requests and blocks, between two steps; None unless the engine is ready.
+
+        Returns:
+            Gets it; never, if the engine dies first.
+        """
+
+    @abstractmethod
+    def get_record(self, request_id: str) -> RequestRecord | None:
+        """Return what is noted of a live request; None where there is none of that id."""
 
     @abstractmethod
     def seconds_since_progress(self) -> float:

@@ -59,6 +59,7 @@ class ErrorKind(enum.StrEnum):
     RATE_LIMITED = "rate_limited"
     REQUEST_TIMEOUT = "request_timeout"
     CANCELLED = "cancelled"
+    TOO_MANY_VIEWERS = "too_many_viewers"
     ENGINE_DEAD = "engine_dead"
     ENGINE_STUCK = "engine_stuck"
     ABORTED = "aborted"
@@ -115,6 +116,7 @@ ERROR_TABLE: Mapping[ErrorKind, ErrorReply] = {
     # Not a 5xx, nor a 408: routers would have other workers take as long in vain.
     ErrorKind.REQUEST_TIMEOUT: ErrorReply(400, _CLIENT, "request_timeout"),
     ErrorKind.CANCELLED: ErrorReply(409, _CLIENT, "request_cancelled", is_final=True),
+    ErrorKind.TOO_MANY_VIEWERS: ErrorReply(503, _UNAVAILABLE, "too_many_viewers", retry_after_s=10),
     ErrorKind.ENGINE_DEAD: ErrorReply(503, _UNAVAILABLE, "engine_dead"),
     ErrorKind.ENGINE_STUCK: ErrorReply(503, _UNAVAILABLE, "engine_stuck", retry_after_s=5),
     ErrorKind.ABORTED: ErrorReply(503, _UNAVAILABLE, "aborted", retry_after_s=1),

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection
 from typing import TypeVar
 
-from engine_core import EngineCommand, EngineCoreOutputs, EngineState
+from engine_core import EngineCommand, EngineCoreOutputs, EngineSnapshot, EngineState
 from server.engine_api import EngineFactory, OnState
 from server.engine_client import EngineClient
 from server.errors import RequestError, ServerStoppingError
 from server.generation import GenerationOutput, GenerationRequest
 from server.output_processor import OutputProcessor
 from server.overload.backlog import Backlog
+from server.records import RequestRecord
 
 T = TypeVar("T")
 
@@ -56,6 +57,13 @@ class InProcEngineClient(EngineClient):
     @property
     def backlog(self) -> Backlog:
         return self._processor.backlog
+
+    def take_snapshot(self) -> asyncio.Future[EngineSnapshot] | None:
+        future = self._engine.take_snapshot()
+        return None if future is None else asyncio.wrap_future(future)
+
+    def get_record(self, request_id: str) -> RequestRecord | None:
+        return self._processor.get_record(request_id)
 
     def seconds_since_progress(self) -> float:
         return self._engine.seconds_since_progress()

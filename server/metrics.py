@@ -183,8 +183,28 @@ class ServerMetrics:
                 self._field_names.add(name)
         self._counter("pointsman:unknown_fields_total", name).inc()
 
+    def get_value(self, name: str, *labels: str) -> float:
+        """Return what /metrics shows now at a gauge or a counter.
+
+        Args:
+            name: A row of the table, no alias.
+            labels: The values of its own labels.
+        """
+        self._refresh()
+        series = self._gauge(name, *labels) if name in self._gauges else self._counter(name, *labels)
+        ((_, _, value),) = series.samples()
+        return value
+
     def render(self) -> tuple[bytes, str]:
         """Return the body of /metrics and its content type. However many ask, none changes what another sees."""
+        self._refresh()
+        families: dict[str, Family[Gauge] | Family[Counter] | Family[Histogram]]
+        families = {**self._gauges, **self._counters, **self._histograms}
+        text = "".join(line for row in TABLE for line in families[row.alias_of or row.name].write(row))
+        return text.encode() + generate_latest(self._process), CONTENT_TYPE
+
+    def _refresh(self) -> None:
+        """Bring up to date what follows from other figures or from the time."""
         self._gauge("vllm:avg_prompt_throughput_toks_per_s").set(self._prompt_rate.get_rate())
         self._gauge("vllm:avg_generation_throughput_toks_per_s").set(self._generation_rate.get_rate())
         self._gauge("pointsman:event_loop_tasks").set(_count_tasks())
@@ -192,10 +212,6 @@ class ServerMetrics:
         hits = self._counter("vllm:prefix_cache_hits_total").value
         self._gauge("vllm_prefix_cache_hit_ratio").set(hits / queries if queries else 0.0)
         self._read_watched()
-        families: dict[str, Family[Gauge] | Family[Counter] | Family[Histogram]]
-        families = {**self._gauges, **self._counters, **self._histograms}
-        text = "".join(line for row in TABLE for line in families[row.alias_of or row.name].write(row))
-        return text.encode() + generate_latest(self._process), CONTENT_TYPE
 
     @_never_raises
     def _read_watched(self) -> None:

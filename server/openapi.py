@@ -29,8 +29,8 @@ _ALWAYS = (
 )
 # Of every path that may need a key.
 _CLOSED = (*_ALWAYS, ErrorKind.INVALID_API_KEY, ErrorKind.INSUFFICIENT_SCOPE, ErrorKind.HOST_NOT_ALLOWED)
-# An operation that exists is found, and by its own method.
-_NEVER = (ErrorKind.NOT_FOUND, ErrorKind.METHOD_NOT_ALLOWED)
+# An operation that exists is found, and by its own method; who watches is the status page's own business.
+_NEVER = (ErrorKind.NOT_FOUND, ErrorKind.METHOD_NOT_ALLOWED, ErrorKind.TOO_MANY_VIEWERS)
 _NOT_READY = (ErrorKind.NOT_READY, ErrorKind.DRAINING, ErrorKind.ENGINE_DEAD, ErrorKind.ENGINE_STUCK)
 # Of requests that take a place in the engine's queue.
 _OVERLOAD = (

@@ -13,11 +13,10 @@ from collections.abc import Callable, Collection, Sequence
 from engine_core import EngineCoreOutput, EngineCoreOutputs, EngineDeadError, FinishReason, SchedulerStats
 from server.errors import ServerStoppingError
 from server.generation import GenerationOutput, GenerationRequest
-from server.metrics import ServerMetrics
 from server.output_stream import OutputStream
 from server.output_text import DecodeStream, OutputText, Piece, TokenBytes
 from server.overload.backlog import Backlog
-from server.records import RequestRecord, StepRecord
+from server.records import RequestRecord, StepListener, StepRecord
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +116,7 @@ class OutputProcessor:
         *,
         new_decode_stream: Callable[[Sequence[int]], DecodeStream],
         token_bytes: TokenBytes,
-        metrics: ServerMetrics,
+        metrics: StepListener,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._new_decode_stream = new_decode_stream
@@ -132,6 +131,11 @@ class OutputProcessor:
     def num_live(self) -> int:
         """Requests that have not ended."""
         return len(self._live)
+
+    def get_record(self, request_id: str) -> RequestRecord | None:
+        """Return the figures of a live request; None where there is none of that id."""
+        live = self._live.get(request_id)
+        return None if live is None else live.record
 
     def add(self, request: GenerationRequest) -> OutputStream:
         """Register a request, before the engine hears of it.

@@ -35,8 +35,10 @@ from server.output_processor import OutputProcessor
 from server.overload.limits import Limits
 from server.prompt_threads import PromptThreads
 from server.prompts import PromptBuilder
+from server.records import StepListener, StepListeners
 from server.request_log import RequestLog
 from server.startup_report import StartupReport, format_curl, format_memory, format_summary, format_url
+from server.status.feed import StatusSources
 from server.tokenizer import Tokenizer, load_tokenizer
 from server.tracing import Tracer, open_tracer
 
@@ -75,6 +77,7 @@ class Service:
         app: The application over it.
         gate: Which the application's requests for generations pass.
         metrics: What the application shows at /metrics.
+        status_sources: What it shows at /status beside them.
     """
 
     loaded: LoadedModel
@@ -82,6 +85,7 @@ class Service:
     app: FastAPI
     gate: DrainGate
     metrics: ServerMetrics
+    status_sources: StatusSources
 
 
 def serve(
@@ -124,6 +128,7 @@ def _serve(
     access: Access,
 ) -> ExitCode:
     loaded = service.loaded
+    logging.getLogger().addHandler(service.status_sources.errors)
     listen(sock)
     url = format_url(config.host, sock.getsockname()[1], is_tls=access.tls is not None)
     report.line(
@@ -165,6 +170,7 @@ def _serve(
     )
     if access.tls is not None:
         daemon.use_tls(access.tls)
+    daemon.end_streams_by(service.app.state.status_feed.close)
     return daemon.run()
 
 
@@ -223,7 +229,8 @@ def build_service(
     loaded = open_model(config, model)
     assert loaded.config.model.max_model_len is not None, "resolve() settles it"
     metrics = ServerMetrics(loaded.name, max_model_len=loaded.config.model.max_model_len)
-    client = create_client(loaded, metrics)
+    sources = StatusSources()
+    client = create_client(loaded, StepListeners(metrics, sources.history))
     gate = DrainGate()
     metrics.watch(functools.partial(read_engine_gauges, client, gate))
     app = create_app(
@@ -242,8 +249,9 @@ def build_service(
         ),
         gate=gate,
         request_log=RequestLog(tracer),
+        status_sources=sources,
     )
-    return Service(loaded, client, app, gate, metrics)
+    return Service(loaded, client, app, gate, metrics, sources)
 
 
 def open_model(config: ServerConfig, model: ResolvedModel) -> LoadedModel:
@@ -265,10 +273,15 @@ def open_model(config: ServerConfig, model: ResolvedModel) -> LoadedModel:
     )
 
 
-def create_client(loaded: LoadedModel, metrics: ServerMetrics) -> InProcEngineClient:
-    """Return the client of an engine for this model, not yet started."""
+def create_client(loaded: LoadedModel, listener: StepListener) -> InProcEngineClient:
+    """Return the client of an engine for this model, not yet started.
+
+    Args:
+        loaded: The model.
+        listener: Hears of every step.
+    """
     processor = OutputProcessor(
-        new_decode_stream=loaded.tokenizer.decode_stream, token_bytes=loaded.tokenizer.token_bytes, metrics=metrics
+        new_decode_stream=loaded.tokenizer.decode_stream, token_bytes=loaded.tokenizer.token_bytes, metrics=listener
     )
     return InProcEngineClient(
         lambda publish, on_state: Engine(

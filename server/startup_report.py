@@ -98,6 +98,7 @@ def format_summary(*, version: str, model_name: str, architecture: str, config: 
             "kernels": _kernels(config.device),
             "numbers": format_numbers(config),
             "address": url,
+            "live page": f"{url}/status",
         },
     )
 

@@ -21,7 +21,7 @@ LAYERS = (
     {"kv_cache"},
     {"request", "memory", "survey"},
     {"messages"},
-    {"stats", "sampling_params", "config"},
+    {"stats", "sampling_params", "config", "snapshot"},
     {"errors", "housekeeping"},
 )
 FORBIDDEN = {

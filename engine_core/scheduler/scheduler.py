@@ -48,6 +48,7 @@ class Scheduler:
 
     Attributes:
         max_steps_in_flight: 1 = each step's result is applied before the next step is scheduled.
+        last_plan: What the last look at the requests came upon; for whoever asks why one got no tokens.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Scheduler:
         )
         self._results = ResultApplier(lifecycle=self._lifecycle, kv_cache=kv_cache, counters=self._counters)
         self._in_flight: deque[ScheduledStep] = deque()
+        self.last_plan = StepPlan(0.0, config.max_num_batched_tokens)
         self._nobody = _build_nobody()
         self._num_added = 0
         self._num_outputs = 0
@@ -263,6 +265,7 @@ class Scheduler:
             plan = StepPlan(now, 0, self._in_flight)
         else:
             plan = self._planner.plan(now, self._in_flight, is_admitting=self._pause_state is PauseState.UNPAUSED)
+            self.last_plan = plan
         return self._emit(plan)
 
     def _emit(self, plan: StepPlan) -> SchedulerOutput:

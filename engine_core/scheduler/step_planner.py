@@ -17,7 +17,7 @@ from engine_core.scheduler.constraint import Constraint, Verdict
 from engine_core.scheduler.counters import StepCounters
 from engine_core.scheduler.lifecycle import Lifecycle
 from engine_core.scheduler.step_limits import StepLimits
-from engine_core.scheduler.step_plan import ScheduledRow, ScheduledStep, StepPlan
+from engine_core.scheduler.step_plan import Refusal, ScheduledRow, ScheduledStep, StepPlan
 
 # A running request that is held back for this many steps in which nobody else moves will never get work.
 _MAX_STALLS = 2
@@ -51,9 +51,9 @@ class StepPlanner:
         self._lifecycle = lifecycle
         self._counters = counters
         self._constraints = constraints
-        # Bound once: a hook that a constraint does not override costs nothing.
-        self._gates = [c.gate for c in constraints if c.overrides("gate")]
-        self._caps = [c.cap for c in constraints if c.overrides("cap")]
+        # Chosen once: a hook that a constraint does not override costs nothing.
+        self._gates = [c for c in constraints if c.overrides("gate")]
+        self._caps = [c for c in constraints if c.overrides("cap")]
         self._commits = [c.commit for c in constraints if c.overrides("commit")]
         self._has_decode_lane = not any(
             c.touches_decode for c in constraints if c.overrides("cap") or c.overrides("commit")
@@ -174,9 +174,10 @@ class StepPlanner:
         return Verdict.ADMIT
 
     def _ask_gates(self, request: Request, plan: StepPlan) -> Verdict:
-        for gate in self._gates:
-            verdict = gate(request, plan)
+        for constraint in self._gates:
+            verdict = constraint.gate(request, plan)
             if verdict is not Verdict.ADMIT:
+                plan.refusals[request.request_id] = Refusal(type(constraint).__name__, verdict is Verdict.SKIP)
                 return verdict
         return Verdict.ADMIT
 
@@ -191,10 +192,12 @@ class StepPlanner:
         num_new = min(request.num_tokens_with_spec, request.max_total_tokens - 1) - start
         if num_new > plan.token_budget:
             num_new = plan.token_budget
-        for cap in self._caps:
+        for constraint in self._caps:
             if num_new <= 0:
                 break
-            num_new = cap(request, start, num_new, plan)
+            num_new = constraint.cap(request, start, num_new, plan)
+            if num_new <= 0:
+                plan.refusals[request.request_id] = Refusal(type(constraint).__name__, is_passed_by=False)
         return max(num_new, 0)
 
     def _commit(self, request: Request, start: int, num_new: int, plan: StepPlan) -> None:

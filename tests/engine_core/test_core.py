@@ -24,6 +24,7 @@ from engine_core.sampling_params import SamplingParams
 from engine_core.scheduler.constraint import Constraint, Verdict
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.scheduler import PauseState, Scheduler
+from engine_core.snapshot import EngineSnapshot
 from engine_core.step_executor import DirectExecutor, PendingResult
 from tests.engine_core.scheduler.scenario_helpers import Park
 
@@ -400,3 +401,50 @@ def test_who_was_admitted_for_the_first_time_is_told_once_with_or_without_a_toke
     step_to_end(fixture)
     assert [message.started_req_ids for message in fixture.published][:3] == [["a", "b"], ["c"], []]
     assert sorted(name for message in fixture.published for name in message.started_req_ids) == ["a", "b", "c"]
+
+
+def test_a_look_at_the_requests_is_answered_between_two_steps() -> None:
+    fixture, futures = CoreFixture(), list[Future[EngineSnapshot]]()
+    fixture.add("a", prompt=6, max_tokens=3)
+    fixture.runner.while_running = lambda: futures.append(fixture.core.take_snapshot())
+    fixture.core._drain_input(block=False)
+    fixture.core.step()
+    snapshot = futures[0].result(timeout=0)
+    (row,) = snapshot.running
+    assert (row.request_id, row.num_computed_tokens, row.num_blocks, row.wait_reason) == ("a", 6, 2, "")
+    assert snapshot.blocks.list_owners().count(0) == 2
+
+
+def test_an_idle_engine_can_be_looked_at_and_keeps_house_once() -> None:
+    fixture = CoreFixture()
+    rested = threading.Semaphore(0)
+    fixture.core._rest = rested.release
+    thread = threading.Thread(target=fixture.core.run_busy_loop)
+    thread.start()
+    assert rested.acquire(timeout=10)
+    for _ in range(3):
+        assert fixture.core.take_snapshot().result(timeout=10).num_running == 0
+        assert fixture.core.seconds_since_progress() == 0.0, "it is idle, whoever looks"
+    fixture.core.stop()
+    thread.join(10)
+    assert not rested.acquire(blocking=False)
+
+
+def test_a_look_that_nobody_waits_for_any_more_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixture = CoreFixture()
+    monkeypatch.setattr("engine_core.core.build_snapshot", lambda *args: pytest.fail("nobody asked"))
+    assert fixture.core.take_snapshot().cancel()
+    fixture.run_until_idle()
+
+
+def test_a_look_that_fails_costs_the_engine_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> EngineSnapshot:
+        raise RuntimeError("no picture")
+
+    fixture = CoreFixture()
+    monkeypatch.setattr("engine_core.core.build_snapshot", fail)
+    future = fixture.core.take_snapshot()
+    fixture.add("a", max_tokens=1)
+    fixture.core.run_busy_loop()
+    assert isinstance(future.exception(timeout=0), RuntimeError)
+    assert fixture.ends() == [("a", FinishReason.LENGTH)]

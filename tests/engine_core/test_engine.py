@@ -25,6 +25,7 @@ from engine_core.messages import (
 )
 from engine_core.model.runner import ModelRunner
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from engine_core.snapshot import CACHED
 from tests.engine_core.model_checkpoints import VOCAB_SIZE, save_checkpoint
 from tests.helpers import EngineDriver, greedy
 
@@ -242,3 +243,16 @@ def test_stopped_is_not_said_before_the_last_step_has_ended(checkpoint: Path) ->
     engine.start()
     engine.shutdown(60)
     assert "engine-core" in threads and "engine-steps" not in threads
+
+
+def test_a_real_engine_can_be_looked_at_once_it_is_ready(checkpoint: Path) -> None:
+    config = EngineConfig(ModelConfig(checkpoint), CACHE, device=DeviceConfig("torch"))
+    assert Engine(config, open_checkpoint(checkpoint), publish=lambda outputs: None).take_snapshot() is None
+    with EngineDriver(checkpoint, cache=CACHE) as driver:
+        driver.generate([PROMPTS[3]], greedy(4))
+        future = driver.engine.take_snapshot()
+        assert future is not None
+        snapshot = future.result(timeout=60)
+        assert (snapshot.num_running, snapshot.blocks.num_free, snapshot.blocks.num_blocks) == (0, 200, 200)
+        assert snapshot.blocks.list_owners().count(CACHED) == len(PROMPTS[3] + [0] * 3) // 4
+    assert driver.engine.take_snapshot() is None

@@ -15,6 +15,7 @@ from engine_core import (
     EngineDeadError,
     EngineFailure,
     EnginePhase,
+    EngineSnapshot,
     EngineState,
     FinishReason,
     SamplingParams,
@@ -69,6 +70,7 @@ class FakeEngine:
         self.aborts: list[list[str]] = []
         self.commands: list[EngineCommand] = []
         self.answers: list[Future[bool]] = []
+        self.snapshots_asked: list[Future[EngineSnapshot]] = []
         self.shutdown_timeouts: list[float] = []
         self.ends_in_time = True
         self.heartbeat_age_s = 0.25
@@ -89,6 +91,10 @@ class FakeEngine:
         self.commands.append(command)
         self.answers.append(Future())
         return self.answers[-1]
+
+    def take_snapshot(self) -> Future[EngineSnapshot] | None:
+        self.snapshots_asked.append(Future())
+        return self.snapshots_asked[-1]
 
     def seconds_since_progress(self) -> float:
         return self.heartbeat_age_s

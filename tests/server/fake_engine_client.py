@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 
-from engine_core import EngineCommand, EnginePhase, EngineState, FinishReason
+from engine_core import EngineCommand, EnginePhase, EngineSnapshot, EngineState, FinishReason
 from server.engine_client import EngineClient
 from server.errors import RequestError
 from server.generation import GenerationOutput, GenerationRequest
 from server.overload.backlog import Backlog
+from server.records import RequestRecord
 
 # An output is yielded, an Event is waited for, an exception is raised.
 ScriptItem = GenerationOutput | asyncio.Event | Exception
@@ -40,12 +41,20 @@ class FakeEngineClient(EngineClient):
     Args:
         script: Given a request, what happens to it, in order; None = two words, then stop.
         state: The engine's state, which a test may set at any time.
+
+    Attributes:
+        snapshot: What an engine that answers at once shows; None = it is busy with a step.
+        snapshots_asked: Where a busy one's answers go.
+        records: What is noted of live requests.
     """
 
     def __init__(self, script: Script | None = None, state: EngineState | None = None) -> None:
         self.script: Script = script or (lambda request: say("Hello", " there"))
         self.engine_state = state or create_state()
         self.heartbeat_age_s = 0.0
+        self.snapshot: EngineSnapshot | None = None
+        self.snapshots_asked: list[asyncio.Future[EngineSnapshot]] = []
+        self.records: dict[str, RequestRecord] = {}
         self._num_live = 0
         self.requests: list[GenerationRequest] = []
         self.aborted: list[str] = []
@@ -80,6 +89,15 @@ class FakeEngineClient(EngineClient):
     async def command(self, command: EngineCommand) -> bool:
         self.commands.append(command)
         return self.obey(command)
+
+    def take_snapshot(self) -> asyncio.Future[EngineSnapshot] | None:
+        self.snapshots_asked.append(asyncio.get_running_loop().create_future())
+        if self.snapshot is not None:
+            self.snapshots_asked[-1].set_result(self.snapshot)
+        return self.snapshots_asked[-1]
+
+    def get_record(self, request_id: str) -> RequestRecord | None:
+        return self.records.get(request_id)
 
     def seconds_since_progress(self) -> float:
         return self.heartbeat_age_s

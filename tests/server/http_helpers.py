@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -91,6 +91,9 @@ class FakeMetrics:
 
     def render(self) -> tuple[bytes, str]:
         return b"up 1\n", "text/plain; version=0.0.4"
+
+    def get_value(self, name: str, *labels: str) -> float:
+        return 0.0
 
 
 def create_prompts(**overrides: Any) -> PromptBuilder:

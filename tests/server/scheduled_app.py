@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import Message
 
-from engine_core import EngineCommand, EngineCoreRequest, EnginePhase, EngineState
+from engine_core import EngineCommand, EngineCoreRequest, EnginePhase, EngineSnapshot, EngineState
 from engine_core.core import EngineCore
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.step_executor import DirectExecutor
@@ -22,6 +22,8 @@ from server.in_proc_client import InProcEngineClient
 from server.metrics import ServerMetrics
 from server.output_processor import OutputProcessor
 from server.overload.limits import Limits
+from server.records import StepListeners
+from server.status.feed import StatusSources
 from tests.engine_core.fake_runner import FakeModelRunner
 from tests.engine_core.scheduler.scheduler_helpers import create_scheduler
 from tests.server.fake_engine import CharDecodeStream, char_bytes
@@ -68,6 +70,11 @@ class ScheduledEngine:
         self._core.ask(command, answer)
         self.has_command.set()
         return answer
+
+    def take_snapshot(self) -> Future[EngineSnapshot] | None:
+        future = self._core.take_snapshot()
+        self._core._drain_input(block=False)
+        return future
 
     def seconds_since_progress(self) -> float:
         return 0.0
@@ -162,7 +169,9 @@ class ScheduledApp:
 
     def __init__(self, *, limits: Limits | None = None, **config: Any) -> None:
         self.metrics = ServerMetrics("tiny")
-        processor = OutputProcessor(new_decode_stream=CharDecodeStream, token_bytes=char_bytes, metrics=self.metrics)
+        self.status_sources = StatusSources()
+        listener = StepListeners(self.metrics, self.status_sources.history)
+        processor = OutputProcessor(new_decode_stream=CharDecodeStream, token_bytes=char_bytes, metrics=listener)
         engines: list[ScheduledEngine] = []
 
         def create_engine(publish: Publish, on_state: OnState) -> ScheduledEngine:
@@ -179,6 +188,7 @@ class ScheduledApp:
             settings=AppSettings(
                 served_model_name=MODEL, version="1", system_fingerprint="fp", limits=limits or Limits()
             ),
+            status_sources=self.status_sources,
         )
 
     async def ask(self, path: str = COMPLETIONS, *, headers: dict[str, str] | None = None, **fields: Any) -> Caller:

@@ -67,7 +67,8 @@ def test_the_summary_names_what_runs_and_where() -> None:
         "2,048 tokens",
         "cpu (avx2)",
         "2 threads",
-        "http://h:1",
+        "http://h:1\n",
+        "http://h:1/status",
     ):
         assert part in text
 
