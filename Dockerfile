@@ -32,7 +32,8 @@ COPY kernels kernels
 COPY engine_core engine_core
 COPY server server
 RUN pip wheel --no-deps --no-build-isolation --no-index --wheel-dir /wheels . && \
-    if [ "$(uname -m)" = x86_64 ]; then python3 -m zipfile --list /wheels/*.whl | grep csrc/built/libpointsman_cpu.so; fi
+    python3 -m zipfile --list /wheels/*.whl > /src/wheel.txt && \
+    if [ "$(uname -m)" = x86_64 ]; then grep csrc/built/libpointsman_cpu.so /src/wheel.txt; fi
 
 # ---------------------------------------------------------------------- cpu, built
 FROM packages AS cpu-build
@@ -52,13 +53,13 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
 # ---------------------------------------------------------------------- cuda, built
 # torch's wheels bring CUDA's libraries along, and the container runtime the driver, so the base needs neither.
 FROM packages AS cuda-build
-ARG EXTRAS=cuda
+ARG EXTRAS=[cuda]
 COPY deploy/image/prune.py /tmp/prune.py
 RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     --mount=type=secret,id=ca.crt,target=/run/secrets/ca.crt \
     --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    for wheel in /wheels/*.whl; do pip install --constraint requirements.lock "${wheel}[${EXTRAS}]"; done && \
+    for wheel in /wheels/*.whl; do pip install --constraint requirements.lock "${wheel}${EXTRAS}"; done && \
     pip check && python3 /tmp/prune.py
 
 # ---------------------------------------------------------------------- what runs

@@ -1,7 +1,7 @@
 """`python -m server.healthcheck [PATH]`: asks the server of the same container how it is. For HEALTHCHECK lines.
 
-It is started anew every few seconds, so it imports next to nothing, config.py least of all: beside it the only reader of
-POINTSMAN_* variables. A port given as a flag is unknown here; whoever moves it does so by POINTSMAN_PORT.
+It is started anew every few seconds, so it imports next to nothing, config.py least of all, and reads the three
+variables it needs by itself. A port that is given as a flag is unknown here: in a container set POINTSMAN_PORT.
 """
 
 from __future__ import annotations
