@@ -12,7 +12,7 @@ from pathlib import Path
 
 _NOT_NEEDED = ("include", "share", "test")
 _CUDA = """The package index gave torch {version}, a CUDA build of several GB, for the image that computes on CPUs.
-Point pip at PyTorch's CPU index, by --build-arg PIP_EXTRA_INDEX_URL=... or the secret pip.conf; or build --target cuda."""
+Point pip at PyTorch's CPU index, by --build-arg PIP_EXTRA_INDEX_URL=..., or build --target cuda."""
 
 
 def main() -> int:
