@@ -1,4 +1,4 @@
-"""compose.yaml against the tree: what it mounts is there, other machines reach nothing, an end has the time it needs."""
+"""compose.yaml against the tree: what it mounts is there, other machines reach nothing, an end has its time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools that look at images and manifests: Debian's through apt, Python's into an environment of their own, each once."""
+"""Tools that look at images and manifests: Debian's through apt, Python's into an environment of their own, once."""
 
 from __future__ import annotations
 
