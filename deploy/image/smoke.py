@@ -174,7 +174,8 @@ def check_config(image: Image) -> str:
     names = {line.split("=", 1)[0] for line in config["Env"]}
     foreign = {name for name in names if name.lower().endswith("_proxy") or name.startswith("PIP_INDEX")}
     _expect(not foreign, f"settings of the build are in the image: {foreign}")
-    left = [name for name in ("etc/pip.conf", "run/secrets", "root/.cache/pip") if (image.root / name).exists()]
+    places = [image.root / name for name in ("etc/pip.conf", "run/secrets", "root/.cache", "root/.config")]
+    left = [path for place in places for path in (place, *place.rglob("*")) if path.is_file()]
     _expect(not left, f"settings of the build are in the image: {left}")
     return f"runs as {config['User']}"
 
