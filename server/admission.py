@@ -249,6 +249,7 @@ class Admission:
                         is_prompt_only=max_tokens == 0,
                         n=n,
                         choice=choice,
+                        key_id=terms.principal.key_id,
                     )
                 )
         return Admitted(response_id, tuple(requests))

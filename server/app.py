@@ -169,7 +169,7 @@ def create_app(
     app.add_middleware(PermitMiddleware, gate=overload)
     app.add_middleware(LastCatchMiddleware)
     app.add_middleware(BodyLimitMiddleware)
-    app.add_middleware(DrainMiddleware, gate=gate)
+    app.add_middleware(DrainMiddleware, gate=gate, on_refused=lambda: metrics.count_rejection("draining"))
     add_access_middleware(app, settings.access, metrics)
     app.add_middleware(RequestLabelMiddleware)
     app.add_middleware(HttpLogMiddleware, request_log=request_log or RequestLog())

@@ -19,7 +19,7 @@ from server.principal import Principal, Scope, set_principal
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/readyz", "/ping", "/status"})
 # By a path's first part, with all that lies below it. What is not here is for users.
 _ADMIN_PARTS = (
-    *("admin", "status", "reset_prefix_cache", "abort"),
+    *("admin", "status", "status.json", "reset_prefix_cache", "abort"),
     # As vLLM and SGLang call them: an endpoint that is given one of these names later is an operator's too.
     *("abort_request", "abort_requests", "flush_cache", "pause", "resume", "sleep", "wake_up"),
 )

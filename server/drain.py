@@ -6,7 +6,7 @@ Pure ASGI, on the event loop's thread. Knows no engine; why it closes is its own
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -69,16 +69,19 @@ class DrainMiddleware:
     Args:
         app: What answers.
         gate: Which its owner closes.
+        on_refused: Called for each request that finds it closed.
     """
 
-    def __init__(self, app: ASGIApp, gate: DrainGate) -> None:
+    def __init__(self, app: ASGIApp, gate: DrainGate, on_refused: Callable[[], None] = lambda: None) -> None:
         self._app = app
         self._gate = gate
+        self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] not in GENERATING_PATHS:
             await self._app(scope, receive, send)
         elif self._gate.refusal is not None:
+            self._on_refused()
             await _read_to_end(receive)
             await build_error_response(self._gate.refusal)(scope, receive, send)
         else:

@@ -90,7 +90,7 @@ async def test_the_open_paths_are_the_probes_and_pages_without_data() -> None:
         ("user-key", "/abort/cmpl-1", 403),
         ("user-key", "/reset_prefix_cache", 403),
         ("user-key", "/status/events", 403),
-        ("user-key", "/status.json", 404),
+        ("user-key", "/status.json", 403),
         ("admin-key", "/admin/no/such", 404),
     ],
 )

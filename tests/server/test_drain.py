@@ -20,7 +20,8 @@ class Call:
     """One request with a body of two parts, to an application that waits until it is let go on."""
 
     def __init__(self, gate: DrainGate, path: str = COMPLETIONS) -> None:
-        self._app = DrainMiddleware(self._answer, gate)
+        self.num_refused = 0
+        self._app = DrainMiddleware(self._answer, gate, self._note_refused)
         self._scope: Scope = {"type": "http", "path": path, "method": "POST", "headers": []}
         self.parts: list[Message] = [
             {"type": "http.request", "body": b"1", "more_body": True},
@@ -35,6 +36,9 @@ class Call:
 
     async def _send(self, message: Message) -> None:
         self.sent.append(message)
+
+    def _note_refused(self) -> None:
+        self.num_refused += 1
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.go_on.wait()
@@ -69,6 +73,7 @@ async def test_closed_it_refuses_whoever_comes_but_not_who_is_inside() -> None:
     assert (start["status"], headers[b"connection"], headers[b"retry-after"]) == (503, b"close", b"2")
     assert json.loads(body["body"])["error"]["code"] == "draining"
     assert outside.parts == [], "its body is read: else the connection is reset under the answer"
+    assert (outside.num_refused, inside.num_refused) == (1, 0)
     inside.go_on.set()
     await inside.task
     assert inside.sent == ["answered"]
