@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -13,10 +13,15 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from engine_core import EngineDeadError
+from server.access import Access, add_access_middleware
+from server.access_refusals import AccessMetrics
 from server.admission import Admission
+from server.drain import DrainGate, DrainMiddleware
 from server.engine_client import EngineClient
 from server.errors import (
+    STATUS_CLIENT_GONE,
     ClientGoneError,
+    EngineStuckError,
     ErrorKind,
     RequestError,
     ServerStoppingError,
@@ -24,19 +29,27 @@ from server.errors import (
     build_error_response,
 )
 from server.http_limits import BodyLimitMiddleware, LastCatchMiddleware, RequestLabelMiddleware
+from server.http_log import HttpLogMiddleware
 from server.http_metrics import HttpMetrics, HttpMetricsMiddleware
+from server.http_record import note_disconnect
 from server.openapi import create_openapi
+from server.overload.gate import Gate, RejectionMetrics
+from server.overload.limits import Limits
+from server.overload.middleware import PermitMiddleware
+from server.request_log import RequestLog
 from server.request_reader import FieldMetrics, RequestReader
-from server.routes import chat, completions, docs, fleet, models, ops, render, tokenize
+from server.routes import admin, chat, completions, docs, fleet, models, ops, render, status, tokenize
 from server.routes.generation import GenerationRoute
+from server.status.document import About, FigureSource
+from server.status.feed import StatusFeed, StatusSources
 from server.streaming import StreamTiming
 
-# Nobody reads it: the client has left. The number is what access logs call that.
-_STATUS_CLIENT_GONE = 499
 
-
-class Metrics(FieldMetrics, HttpMetrics, ops.MetricsPage, Protocol):
+class Metrics(FieldMetrics, HttpMetrics, AccessMetrics, RejectionMetrics, ops.MetricsPage, FigureSource, Protocol):
     """What the app asks of the server's metrics."""
+
+    def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
+        """Read gauges whenever the page is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +64,8 @@ class AppSettings:
         is_strict: Unknown request fields are refused.
         has_forced_usage: Every stream tells its usage, whether or not it is asked for.
         timing: Of streams.
+        access: Who may come in.
+        limits: What it takes on at once.
     """
 
     served_model_name: str
@@ -60,10 +75,19 @@ class AppSettings:
     is_strict: bool = False
     has_forced_usage: bool = False
     timing: StreamTiming = field(default_factory=StreamTiming)
+    access: Access = field(default_factory=Access)
+    limits: Limits = field(default_factory=Limits)
 
 
 def create_app(
-    *, engine_client: EngineClient, admission: Admission, metrics: Metrics, settings: AppSettings
+    *,
+    engine_client: EngineClient,
+    admission: Admission,
+    metrics: Metrics,
+    settings: AppSettings,
+    gate: DrainGate | None = None,
+    request_log: RequestLog | None = None,
+    status_sources: StatusSources | None = None,
 ) -> FastAPI:
     """Return the ASGI application.
 
@@ -72,11 +96,20 @@ def create_app(
         admission: Turns wire requests into engine requests; its threads are closed when the app shuts down.
         metrics: Shown at /metrics, told of unknown fields.
         settings: What it says of itself and how strict it is.
+        gate: Closed by whoever drains the server; None = nobody ever does.
+        request_log: Told of each request that ends; None = one that traces nothing.
+        status_sources: What /status shows beside them; None = nothing yet.
+
+    Returns:
+        The application. ``state.status_feed`` is to be closed before it is asked to end: it streams for ever.
     """
+    gate = gate or DrainGate()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        settings.access.watch.start()
         yield
+        settings.access.watch.stop()
         admission.threads.close()
 
     name = settings.served_model_name
@@ -88,6 +121,8 @@ def create_app(
         redirect_slashes=False,
         lifespan=lifespan,
     )
+    overload = Gate(engine_client=engine_client, limits=settings.limits, metrics=metrics)
+    metrics.watch(overload.read_gauges)
     reader = RequestReader(metrics=metrics, is_strict=settings.is_strict)
     route = GenerationRoute(
         reader=reader,
@@ -99,6 +134,12 @@ def create_app(
         unix_time=time.time,
         has_forced_usage=settings.has_forced_usage,
     )
+    app.state.status_feed = status_feed = StatusFeed(
+        engine_client=engine_client,
+        figures=metrics,
+        sources=status_sources or StatusSources(),
+        about=About(name, settings.version, time.time()),
+    )
     for router in (
         completions.build_router(route),
         chat.build_router(route),
@@ -107,6 +148,7 @@ def create_app(
         models.build_router(engine_client=engine_client, served_model_name=name, created=int(time.time())),
         ops.build_router(
             engine_client=engine_client,
+            gate=gate,
             metrics=metrics,
             version=settings.version,
             system_fingerprint=settings.system_fingerprint,
@@ -117,14 +159,20 @@ def create_app(
             version=settings.version,
             architecture=settings.architecture,
         ),
+        admin.build_router(reader=reader, engine_client=engine_client, gate=overload),
+        status.build_router(feed=status_feed, timing=settings.timing),
         docs.build_router(),
     ):
         app.include_router(router)
     _add_error_handlers(app)
     # The last one added is the outermost.
+    app.add_middleware(PermitMiddleware, gate=overload)
     app.add_middleware(LastCatchMiddleware)
     app.add_middleware(BodyLimitMiddleware)
+    app.add_middleware(DrainMiddleware, gate=gate, on_refused=lambda: metrics.count_rejection("draining"))
+    add_access_middleware(app, settings.access, metrics)
     app.add_middleware(RequestLabelMiddleware)
+    app.add_middleware(HttpLogMiddleware, request_log=request_log or RequestLog())
     app.add_middleware(HttpMetricsMiddleware, metrics=metrics)
     app.openapi = create_openapi(app)  # type: ignore[method-assign]
     return app
@@ -139,9 +187,10 @@ def _add_error_handlers(app: FastAPI) -> None:
         return build_error_response(RequestError("The request is not valid.", kind=ErrorKind.INVALID_VALUE))
 
     async def tell_nobody(request: Request, error: Exception) -> Response:
-        return Response(status_code=_STATUS_CLIENT_GONE)
+        note_disconnect(request.scope)
+        return Response(status_code=STATUS_CLIENT_GONE)
 
-    for kind in (RequestError, EngineDeadError, ServerStoppingError, HTTPException):
+    for kind in (RequestError, EngineDeadError, EngineStuckError, ServerStoppingError, HTTPException):
         app.add_exception_handler(kind, tell_error)
     app.add_exception_handler(RequestValidationError, tell_invalid)
     app.add_exception_handler(ClientGoneError, tell_nobody)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from engine_core import EnginePhase
-from server.engine_client import EngineClient
-from server.routes.ops import MAX_HEARTBEAT_AGE_S
+from server.drain import DrainGate
+from server.engine_client import MAX_HEARTBEAT_AGE_S, EngineClient
 
 
-def read_engine_gauges(engine_client: EngineClient, *, max_num_seqs: int) -> dict[str, float]:
+def read_engine_gauges(engine_client: EngineClient, gate: DrainGate) -> dict[str, float]:
     """Return gauges by name, as they are now.
 
     Args:
         engine_client: Asked.
-        max_num_seqs: Requests that may run at once.
+        gate: Closed, it makes the server not ready.
     """
     age_s = engine_client.seconds_since_progress()
+    is_fine = engine_client.state.phase is EnginePhase.READY and age_s <= MAX_HEARTBEAT_AGE_S
     return {
-        "pointsman:ready": engine_client.state.phase is EnginePhase.READY and age_s <= MAX_HEARTBEAT_AGE_S,
+        "pointsman:ready": is_fine and gate.refusal is None,
         "pointsman:seconds_since_progress": age_s,
         "pointsman:num_live_requests": engine_client.num_live,
-        "pointsman:max_num_seqs": max_num_seqs,
     }

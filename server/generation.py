@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine_core import EngineCoreRequest, FinishReason, TokenLogprobs
+from server.records import RequestRecord
 from server.stop_strings import StopStrings
 
 
@@ -37,6 +38,8 @@ class GenerationRequest:
         is_prompt_only: Nothing is generated for the client (max_tokens 0); the engine cannot but sample one token.
         n: How many choices its prompt has; each is a request.
         choice: Which of them it is, from 0.
+        key_id: Whose key it came with; empty where no key is asked for.
+        record: Its figures, which the output processor writes as they come.
     """
 
     engine_request: EngineCoreRequest
@@ -46,6 +49,20 @@ class GenerationRequest:
     is_prompt_only: bool = False
     n: int = 1
     choice: int = 0
+    record: RequestRecord = field(init=False, compare=False, repr=False)
+    key_id: str = ""
+
+    def __post_init__(self) -> None:
+        record = RequestRecord(
+            request_id=self.engine_request.request_id,
+            arrival_time=self.engine_request.arrival_time,
+            num_prompt_tokens=self.num_prompt_tokens,
+            max_tokens=0 if self.is_prompt_only else self.engine_request.sampling_params.max_tokens,
+            n=self.n,
+            choice=self.choice,
+            key_id=self.key_id,
+        )
+        object.__setattr__(self, "record", record)
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -118,12 +118,15 @@ _REQUESTS = (
     ),
     by_label(
         "reason",
-        ("queue_full", "queue_tokens_full", "queue_timeout", "request_timeout", "key_concurrency", "key_rate"),
+        (
+            *("queue_full", "queue_tokens_full", "queue_timeout", "request_timeout"),
+            *("key_concurrency", "key_rate", "draining"),
+        ),
         counter(
             "vllm:admission_rejections_total",
             "requests",
-            "Requests refused or given up because of overload, by why.",
-            "Flat. `queue_*` rising: more load than this server takes; `key_*`: one key's.",
+            "Requests turned away, or given up, although nothing is wrong with them, by why.",
+            "Flat. `queue_*` rising: more load than this server takes; `key_*`: than one key may bring.",
         ),
     ),
     histogram(
@@ -186,6 +189,26 @@ _SPECULATION = (
 )
 
 _OWN = (
+    gauge(
+        "pointsman:event_loop_tasks",
+        "tasks",
+        "Tasks of the server's event loop: a few of its own, and some for each request.",
+        "The same few whenever nothing runs.",
+    ),
+    gauge(
+        "pointsman:num_permits",
+        "requests",
+        "Clients' requests that were let in and are not answered to the end.",
+        "0 when idle.",
+    ),
+    gauge(
+        "pointsman:num_requests_queued",
+        "requests",
+        "Requests, one a choice, admitted and not yet scheduled for the first time.",
+        "Below `--max-queued-requests`.",
+    ),
+    gauge("pointsman:num_tokens_queued", "tokens", "Their prompt tokens.", "Below `--max-queued-tokens`."),
+    gauge("pointsman:max_num_seqs", "requests", "Requests that may run at once, now: `--max-num-seqs`, or lowered."),
     gauge("pointsman:ready", "0 or 1", "1 while /ready answers 200: requests may be sent here.", "1."),
     gauge(
         "pointsman:seconds_since_progress",
@@ -199,7 +222,6 @@ _OWN = (
         "seconds",
         "Unix time at which the last step's results came; 0 before the first.",
     ),
-    gauge("pointsman:max_num_seqs", "requests", "Requests that may run at once, now: `--max-num-seqs`, or lowered."),
     gauge(
         "pointsman:num_live_requests",
         "requests",
@@ -219,6 +241,12 @@ _OWN = (
     counter(
         "pointsman:num_stalls_total", "steps", "Steps that gave nobody a token although requests were running.", "0."
     ),
+    counter(
+        "pointsman:watchdog_near_misses_total",
+        "times",
+        "Times that nothing moved for half of `--watchdog-timeout-s`; the log shows what each thread did.",
+        "0.",
+    ),
     counter("pointsman:schedule_time_seconds_total", "seconds", "Time spent deciding what the steps compute."),
     counter("pointsman:update_time_seconds_total", "seconds", "Time spent taking in what the steps computed."),
     MetricRow(
@@ -228,6 +256,17 @@ _OWN = (
         help="Requests with a field that was ignored, by the field's name.",
         labels=("field",),
         tells="A name that rises is a typing error or a feature that somebody misses.",
+    ),
+    by_label(
+        "reason",
+        ("no_key", "unknown_key", "scope", "host", "origin"),
+        counter(
+            "pointsman:access_refusals_total",
+            "requests",
+            "Requests that did not come in: without a key, with an unknown one or one of too small a scope, for "
+            "another host, from another site's page.",
+            "Flat. `unknown_key` rising steadily: somebody tries keys, or a client has an old one.",
+        ),
     ),
     MetricRow(
         name="http_requests_total",

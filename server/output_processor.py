@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from engine_core import EngineCoreOutput, EngineCoreOutputs, EngineDeadError, FinishReason, SchedulerStats
 from server.errors import ServerStoppingError
 from server.generation import GenerationOutput, GenerationRequest
-from server.metrics import ServerMetrics
 from server.output_stream import OutputStream
 from server.output_text import DecodeStream, OutputText, Piece, TokenBytes
-from server.records import RequestRecord, StepRecord
-from server.request_log import log_request_end
+from server.overload.backlog import Backlog
+from server.records import RequestRecord, StepListener, StepRecord
 
 logger = logging.getLogger(__name__)
 
@@ -36,15 +35,9 @@ class _LiveRequest:
     """
 
     def __init__(self, request: GenerationRequest, decoder: DecodeStream, token_bytes: TokenBytes) -> None:
-        engine_request, params = request.engine_request, request.engine_request.sampling_params
+        params = request.engine_request.sampling_params
         self.stream = OutputStream()
-        self.record = RequestRecord(
-            request_id=engine_request.request_id,
-            arrival_time=engine_request.arrival_time,
-            num_prompt_tokens=request.num_prompt_tokens,
-            max_tokens=0 if request.is_prompt_only else params.max_tokens,
-            n=request.n,
-        )
+        self.record = request.record
         self._request = request
         self.is_plain = request.stop_strings.is_empty and params.num_logprobs is None
         self._feed = decoder.feed
@@ -113,6 +106,9 @@ class OutputProcessor:
         token_bytes: What a token stands for, for those who ask for logprobs.
         metrics: Gets one record a step.
         clock: Seconds, the one that ``arrival_time`` is on.
+
+    Attributes:
+        backlog: Told of each step.
     """
 
     def __init__(
@@ -120,13 +116,14 @@ class OutputProcessor:
         *,
         new_decode_stream: Callable[[Sequence[int]], DecodeStream],
         token_bytes: TokenBytes,
-        metrics: ServerMetrics,
+        metrics: StepListener,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._new_decode_stream = new_decode_stream
         self._token_bytes = token_bytes
         self._metrics = metrics
         self._clock = clock
+        self.backlog = Backlog()
         self._live: dict[str, _LiveRequest] = {}
         self._engine_error: str | None = None
 
@@ -134,6 +131,11 @@ class OutputProcessor:
     def num_live(self) -> int:
         """Requests that have not ended."""
         return len(self._live)
+
+    def get_record(self, request_id: str) -> RequestRecord | None:
+        """Return the figures of a live request; None where there is none of that id."""
+        live = self._live.get(request_id)
+        return None if live is None else live.record
 
     def add(self, request: GenerationRequest) -> OutputStream:
         """Register a request, before the engine hears of it.
@@ -168,6 +170,9 @@ class OutputProcessor:
             The ids of requests that ended here though the engine goes on with them: to be aborted there.
         """
         now, record, to_abort = self._clock(), StepRecord(), []
+        for request_id in outputs.preempted_req_ids:
+            if request_id in self._live:
+                self._live[request_id].record.note_preemption(outputs.preemption_time)
         for output in outputs.outputs:
             if self._deliver(output.request_id, output.new_token_ids, output, now, record):
                 to_abort.append(output.request_id)
@@ -180,20 +185,29 @@ class OutputProcessor:
                 is_over = self._deliver(request_id, [token_id], _GOES_ON, now, record)
             if is_over:
                 to_abort.append(request_id)
+        self.backlog.note_step(outputs, record.ended, now)
         stats = outputs.stats
         if outputs.engine_error is not None:
             self._engine_error = outputs.engine_error
-            self._fail_all(EngineDeadError, outputs.engine_error, FinishReason.ERROR, record)
+            message = outputs.engine_error
+            self._fail(list(self._live), lambda: EngineDeadError(message), FinishReason.ERROR, record)
             stats = SchedulerStats()
         self._metrics.record_step(record, stats)
         return to_abort
 
-    def fail_all(self, reason: str) -> list[str]:
-        """End every live request with a ServerStoppingError that says ``reason``; return their ids, to be aborted."""
+    def fail_all(self, reason: str, kind: type[Exception] = ServerStoppingError) -> list[str]:
+        """End every live request with an exception that says ``reason``; return their ids, to be aborted."""
         request_ids, record = list(self._live), StepRecord()
-        self._fail_all(ServerStoppingError, reason, FinishReason.ABORT, record)
+        self._fail(request_ids, lambda: kind(reason), FinishReason.ABORT, record)
         self._metrics.record_step(record, None)
         return request_ids
+
+    def fail(self, request_ids: Collection[str], error: Exception) -> list[str]:
+        """End those of these requests that are live with an error; return their ids, to be aborted."""
+        live_ids, record = [each for each in request_ids if each in self._live], StepRecord()
+        self._fail(live_ids, lambda: error, FinishReason.ABORT, record)
+        self._metrics.record_step(record, None)
+        return live_ids
 
     def _deliver(
         self, request_id: str, token_ids: list[int], output: EngineCoreOutput, now: float, record: StepRecord
@@ -233,20 +247,23 @@ class OutputProcessor:
             request.first_token_time = now
             step.started.append(request)
         else:
-            step.token_gap_s.append(now - request.last_token_time)
+            gap_s = now - request.last_token_time
+            step.token_gap_s.append(gap_s)
+            request.gaps.add(gap_s)
         request.last_token_time = now
 
-    def _fail_all(self, kind: type[Exception], message: str, reason: FinishReason, record: StepRecord) -> None:
+    def _fail(
+        self, request_ids: list[str], new_error: Callable[[], Exception], reason: FinishReason, record: StepRecord
+    ) -> None:
         now = self._clock()
-        for request_id in list(self._live):
-            self._live[request_id].stream.fail(kind(message))
+        for request_id in request_ids:
+            self._live[request_id].stream.fail(new_error())
             self._end(request_id, reason, now, record)
 
     def _end(self, request_id: str, reason: FinishReason, now: float, record: StepRecord) -> None:
         ended = self._live.pop(request_id).record
         ended.finish_reason, ended.end_time = reason, now
         record.ended.append(ended)
-        log_request_end(ended)
 
 
 def _build_failure(record: RequestRecord) -> GenerationOutput:

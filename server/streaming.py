@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from server.engine_client import EngineClient
 from server.errors import ClientGoneError, ErrorKind, RequestError, as_request_error, build_error_body
 from server.generation import GenerationOutput, GenerationRequest
 from server.http_metrics import DIRECT_SEND
+from server.http_record import note_disconnect, note_error
 from server.replies import Choice, create_choices
 from server.sse import DONE, PING, build_event
 
@@ -122,19 +123,25 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start: Message = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        writer = _EventWriter(send, scope.get(DIRECT_SEND, send), start, self._timing)
-        # Headers may be out, and starlette takes any error after them for a failure, with a traceback in the log.
-        with suppress(ClientGoneError):
+        writer = _EventWriter(scope, send, start, self._timing)
+        try:
             await run_while_connected(receive, writer.run(self._events))
+        except ClientGoneError:
+            note_disconnect(scope)
+            # Once headers are on their way, starlette takes any error for a failure, with a traceback in the log.
+            if not writer.has_begun:
+                raise
 
 
 class _EventWriter:
-    def __init__(self, send: Send, send_body: Send, start: Message, timing: StreamTiming) -> None:
+    def __init__(self, scope: Scope, send: Send, start: Message, timing: StreamTiming) -> None:
+        self._scope = scope
         self._send_start = send
-        self._send_body = send_body
+        self._send_body = scope.get(DIRECT_SEND, send)
         self._start = start
         self._timing = timing
         self._lock = asyncio.Lock()
+        self.has_begun = False
         self._has_started = False
         self._loop = asyncio.get_running_loop()
         self._last_sent_s = 0.0
@@ -146,7 +153,9 @@ class _EventWriter:
         except Exception as error:
             if not self._has_started:
                 raise
-            await self._send(build_event(build_error_body(as_request_error(error))) + DONE)
+            told = as_request_error(error)
+            note_error(self._scope, told.note)
+            await self._send(build_event(build_error_body(told)) + DONE)
         await self._send(b"", more_body=False)
 
     async def _write_all(self, events: AsyncGenerator[bytes, None]) -> None:
@@ -181,6 +190,7 @@ class _EventWriter:
             # The lock keeps a ping from overtaking the start message while that waits for the socket.
             async with self._lock:
                 if not self._has_started:
+                    self.has_begun = True
                     await self._send_start(self._start)
                     self._has_started = True
         await self._send_body({"type": "http.response.body", "body": body, "more_body": more_body})

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.e2e.log_lines import read_request_lines
 from tests.e2e.raw_http import build_request
 from tests.e2e.server_process import ServerProcess
 from tests.server.stream_join import join_chat, join_completion
@@ -70,7 +71,8 @@ def test_a1_a_closed_connection_aborts_and_counts(server: ServerProcess, path: s
     server.wait_until(lambda: server.metric("vllm:num_requests_running") == 0, 5)
     assert server.metric("vllm:kv_cache_usage_perc") == 0
     assert server.metric("vllm:request_success_total") - before == 1
-    assert " abort: " in [line for line in server.lines if "server.requests" in line][-1]
+    last = read_request_lines(server)[-1]
+    assert (last["finish_reason"], last["client_disconnected"]) == ("abort", True)
 
 
 def test_d13_usage_is_the_same_streamed_and_whole(server: ServerProcess) -> None:

@@ -1,8 +1,10 @@
 import pytest
 
 from engine_core import EnginePhase
+from server.drain import DrainGate
+from server.engine_client import MAX_HEARTBEAT_AGE_S
 from server.engine_gauges import read_engine_gauges
-from server.routes.ops import MAX_HEARTBEAT_AGE_S
+from server.errors import ErrorKind, RequestError
 from tests.server.fake_engine_client import FakeEngineClient, create_state
 
 
@@ -19,9 +21,14 @@ from tests.server.fake_engine_client import FakeEngineClient, create_state
 def test_ready_means_what_the_probe_says(phase: EnginePhase, age_s: float, is_ready: int) -> None:
     client = FakeEngineClient(state=create_state(phase))
     client.heartbeat_age_s = age_s
-    assert read_engine_gauges(client, max_num_seqs=8) == {
+    assert read_engine_gauges(client, DrainGate()) == {
         "pointsman:ready": is_ready,
         "pointsman:seconds_since_progress": age_s,
         "pointsman:num_live_requests": 0,
-        "pointsman:max_num_seqs": 8,
     }
+
+
+def test_a_server_that_drains_is_not_ready() -> None:
+    gate = DrainGate()
+    gate.close(RequestError("The server is shutting down.", kind=ErrorKind.DRAINING))
+    assert not read_engine_gauges(FakeEngineClient(), gate)["pointsman:ready"]

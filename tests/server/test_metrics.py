@@ -269,6 +269,13 @@ def test_what_was_refused_unread_is_counted_but_not_timed() -> None:
     assert found == {("http_requests_total", f"handler={OTHER},method={OTHER},status=4xx"): 2}
 
 
+def test_near_misses_of_the_watchdog_are_counted_from_zero() -> None:
+    metrics = ServerMetrics("tiny")
+    assert read_samples(metrics)["pointsman:watchdog_near_misses_total", ""] == 0
+    metrics.count_watchdog_near_miss()
+    assert read_samples(metrics)["pointsman:watchdog_near_misses_total", ""] == 1
+
+
 def test_the_caches_size_is_shown_once_it_is_known() -> None:
     metrics = ServerMetrics("tiny")
     assert not [key for key in read_samples(metrics) if key[0] == "vllm:cache_config_info"]

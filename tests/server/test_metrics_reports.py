@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections import Counter
 
 import pytest
@@ -11,11 +10,10 @@ import pytest
 from engine_core import FinishReason
 from server.generation import GenerationOutput
 from server.output_processor import OutputStream
-from server.request_log import format_request
+from server.request_log import RequestEnd
+from tests.server.http_records import create_answer, create_http_record
 from tests.server.metered_engine import STEP_S, MeteredEngine
 from tests.server.metric_samples import read_samples
-
-LINE = re.compile(r"(\S+) (\w+): (\d+) prompt tokens \((\d+) cached\), (\d+) output tokens; ")
 
 
 async def take_last(stream: OutputStream) -> GenerationOutput:
@@ -173,16 +171,17 @@ async def test_usage_counters_and_log_agree_over_a_mixed_load(seed: int, max_ste
     found, ended = read_samples(engine.metrics), engine.metrics.ended
     assert sorted(record.request_id for record in ended) == sorted(streams), "each ends once"
     assert found["vllm:num_preemptions_total", ""] > 0
-    lines = [LINE.match(format_request(record)) for record in ended]
-    assert all(lines)
-    told = [match.groups() for match in lines if match]
+    lines = {each.request_id: RequestEnd(create_http_record(answer=create_answer(each))).fields for each in ended}
+    names = ("finish_reason", "input_tokens", "cached_tokens", "output_tokens", "preemptions")
+    told = [(request_id, *(line[name] for name in names)) for request_id, line in lines.items()]
     reasons = Counter(reason for _, reason, *_ in told)
     assert reasons["abort"] > 0 and reasons["stop"] > 0 and reasons["length"] > 0
     for reason, count in reasons.items():
         assert found["vllm:request_success_total", f"finished_reason={reason}"] == count
 
-    assert sum(int(output) for *_, output in told) == found["vllm:generation_tokens_total", ""]
-    started = [(int(prompt), int(cached)) for _, _, prompt, cached, output in told if int(output)]
+    assert sum(output for *_, output, _ in told) == found["vllm:generation_tokens_total", ""]
+    assert sum(preemptions for *_, preemptions in told) == found["vllm:num_preemptions_total", ""]
+    started = [(prompt, cached) for _, _, prompt, cached, output, _ in told if output]
     assert sum(prompt for prompt, _ in started) == found["vllm:prompt_tokens_total", ""]
     assert sum(cached for _, cached in started) == found["vllm:prompt_tokens_cached_total", ""] > 0
     sources = ("local_compute", "local_cache_hit", "external_kv_transfer")
@@ -190,10 +189,10 @@ async def test_usage_counters_and_log_agree_over_a_mixed_load(seed: int, max_ste
     assert sum(by_source) == found["vllm:prompt_tokens_total", ""]
     assert len(started) == found["vllm:time_to_first_token_seconds_count", ""]
 
-    for request_id, reason, prompt_tokens, cached, output in told:
+    for request_id, reason, prompt_tokens, cached, output, _ in told:
         if reason != "abort":
             usage = await take_last(streams[request_id])
-            assert (usage.finish_reason, usage.num_output_tokens) == (reason, int(output))
-            assert usage.num_cached_tokens == int(cached) <= int(prompt_tokens)
+            assert (usage.finish_reason, usage.num_output_tokens) == (reason, output)
+            assert usage.num_cached_tokens == cached <= prompt_tokens
     assert found["vllm:num_requests_running", ""] == found["vllm:num_requests_waiting", ""] == 0
     assert found["vllm:kv_cache_usage_perc", ""] == 0

@@ -319,6 +319,29 @@ async def test_latencies_and_tokens_are_counted_on_the_engines_clock() -> None:
     assert found["vllm:generation_tokens_total{}"] == 4
 
 
+async def test_a_requests_own_record_tells_its_gaps_and_when_it_lost_its_blocks() -> None:
+    clock = FakeClock()
+    processor, request = create_processor(clock=clock), create_request()
+    processor.add(request)
+    for now, part in ((1.0, output("a")), (1.5, output("b")), (1.75, output("c")), (3.0, output("d"))):
+        clock.now = now
+        step_in_columns(processor, part)
+    for time_s in (3.25, 3.5):
+        processor.process(EngineCoreOutputs([], preempted_req_ids=["r", "gone"], preemption_time=time_s))
+    record = request.record
+    assert (record.gaps.get_median(), record.first_token_time, record.num_output_tokens) == (0.5, 1.0, 4)
+    assert (record.num_preemptions, record.preempted_times) == (2, [3.25, 3.5])
+
+
+async def test_only_the_first_few_losses_have_their_times_kept() -> None:
+    processor, request = create_processor(), create_request()
+    processor.add(request)
+    for number in range(1000):
+        processor.process(EngineCoreOutputs([], preempted_req_ids=["r"], preemption_time=float(number)))
+    assert request.record.num_preemptions == 1000
+    assert request.record.preempted_times == [float(number) for number in range(16)]
+
+
 @given(
     events=st.lists(
         st.tuples(st.sampled_from("abc"), st.sampled_from(["token", "stop", "finish", "discard", "death"])),

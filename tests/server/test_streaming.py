@@ -101,14 +101,26 @@ async def test_who_cancels_the_task_from_outside_is_told_so() -> None:
         await running
 
 
-async def test_a_stream_ends_quietly_and_is_cleaned_up_when_the_client_leaves() -> None:
+async def test_a_stream_is_cleaned_up_when_the_client_leaves_before_its_head() -> None:
     connection, events = Connection(), Events()
     running = asyncio.create_task(connection.run(EventStream(events.generate(), timing=StreamTiming())))
     await events.has_begun.wait()
     connection.gone.set()
-    await running
+    # So that it is counted as what it is: without an answer's head it would be taken for our failure.
+    with pytest.raises(ClientGoneError):
+        await running
     assert events.is_closed
     assert connection.sent == []
+
+
+async def test_a_stream_ends_quietly_and_is_cleaned_up_when_the_client_leaves_later() -> None:
+    connection, events = Connection(), Events(b"data: 1\n\n")
+    running = asyncio.create_task(connection.run(EventStream(events.generate(), timing=StreamTiming())))
+    await connection.has_sent.wait()
+    connection.gone.set()
+    await running
+    assert events.is_closed
+    assert connection.sent[0]["type"] == "http.response.start"
 
 
 async def test_a_client_that_does_not_read_is_still_seen_to_leave() -> None:
