@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 LONG := .venv-long
 ARGS ?=
 
-.PHONY: setup serve test test-long check compat bench bench-scheduler mutants clean
+.PHONY: setup serve test test-long test-system soak check compat bench bench-scheduler mutants clean
 
 # The kernels come last: they are built once, and again whenever their sources or the compiler change.
 setup: $(VENV)/.setup
@@ -56,6 +56,13 @@ $(LONG)/.setup: requirements-long.lock | $(VENV)/.setup
 test-long: $(VENV)/.setup-dev $(LONG)/.setup setup
 	@$(BIN)/python -m pytest tests/long -m long $(ARGS)
 
+# Installs what it needs from Debian with apt-get (as root; else it says what to install) and from pip into .venv-system.
+test-system: $(VENV)/.setup-dev setup
+	@$(BIN)/python -m pytest tests/system -m system $(ARGS)
+
+soak: $(VENV)/.setup-dev setup
+	@$(BIN)/python tests/bench/soak.py $(ARGS)
+
 check: $(VENV)/.setup-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -77,4 +84,4 @@ mutants: $(VENV)/.setup-dev
 	@$(BIN)/python tests/mutants.py $(ARGS)
 
 clean:
-	@rm -rf $(VENV) $(LONG) .compat build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(LONG) .venv-system .compat build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,22 +10,42 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from engine_core.messages import AbortRequest, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from engine_core.messages import (
+    AbortRequest,
+    EngineCommand,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+    ResetPrefixCache,
+)
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.scheduler import Scheduler
+from engine_core.scheduler.snapshots import build_snapshot
+from engine_core.snapshot import EngineSnapshot, TakeSnapshot
 from engine_core.stats import SchedulerStats
 from engine_core.step_executor import PendingResult, StepExecutor
 
 logger = logging.getLogger(__name__)
 
-Input = EngineCoreRequest | AbortRequest | None  # None: stop
-
 # With requests in hand and nothing to run (a constraint holds everybody back), the loop looks again after so long.
 _HELD_WAIT_S = 0.001
 # Nobody has asked for anything for so long: time for housekeeping that must not fall into serving.
 _REST_AFTER_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _AskedCommand:
+    """A command, and where its answer goes."""
+
+    command: EngineCommand
+    answer: Future[bool]
+
+
+Input = EngineCoreRequest | AbortRequest | _AskedCommand | TakeSnapshot | None  # None: stop
 
 
 @dataclass(slots=True)
@@ -82,12 +102,31 @@ class EngineCore:
         """End requests; each that still lives gets a last output with reason ABORT."""
         self._input.put(AbortRequest(request_ids))
 
+    def ask(self, command: EngineCommand, answer: Future[bool]) -> None:
+        """Have a command carried out between two steps.
+
+        Args:
+            command: What to do.
+            answer: Gets whether it was done, or the ValueError that says why it cannot be; on the engine's thread.
+        """
+        self._input.put(_AskedCommand(command, answer))
+
+    def take_snapshot(self) -> Future[EngineSnapshot]:
+        """Ask for a look at the scheduler, after the current step.
+
+        Returns:
+            Gets it; never, if the loop ends first.
+        """
+        message = TakeSnapshot(Future())
+        self._input.put(message)
+        return message.future
+
     def stop(self) -> None:
         """Ask the loop to return after the current step."""
         self._input.put(None)
 
     def seconds_since_progress(self) -> float:
-        """Age of the last finished step while there is work in hand; 0 when idle."""
+        """Age of the last finished step, or look at requests that are held back, while there is work; 0 when idle."""
         return self._clock() - self._last_progress if self._is_busy else 0.0
 
     # ------------------------------------------------------------------ the engine's thread
@@ -130,8 +169,13 @@ class EngineCore:
         self._publish_step(outputs, stats)
 
     def _wait_held_back(self) -> None:
-        """Nothing runs and nothing may: deliver what schedule() had to end, or wait a moment rather than spin."""
+        """Nothing runs and nothing may: deliver what schedule() had to end, or wait a moment rather than spin.
+
+        The heart beats meanwhile: a pause is no standstill. A running request that never can go on is the scheduler's
+        to end.
+        """
         outputs = self._scheduler.update_from_output(SchedulerOutput(), ModelRunnerOutput())
+        self._last_progress = self._clock()
         if outputs.outputs or not self._is_held_back:  # the figures once, not a thousand times a second
             self._publish_step(outputs, self._scheduler.make_stats())
         self._is_held_back = True
@@ -164,6 +208,10 @@ class EngineCore:
                 self._is_stopping = True
             elif isinstance(message, AbortRequest):
                 ended += self._scheduler.abort_requests(message.request_ids)
+            elif isinstance(message, _AskedCommand):
+                self._answer(message)
+            elif isinstance(message, TakeSnapshot):
+                self._show(message)
             else:
                 ended += self._add(message)
         if ended:
@@ -184,7 +232,31 @@ class EngineCore:
             return self._input.get(timeout=_REST_AFTER_S)
         except queue.Empty:
             self._rest()
-            return self._input.get()
+        while isinstance(message := self._input.get(), TakeSnapshot):
+            self._show(message)  # being looked at is no work: there is no house to keep after it
+        return message
+
+    def _show(self, message: TakeSnapshot) -> None:
+        if not message.future.set_running_or_notify_cancel():
+            return
+        try:
+            message.future.set_result(build_snapshot(self._scheduler, self._clock()))
+        except Exception as error:  # whoever looks must not cost anybody an answer
+            message.future.set_exception(error)
+
+    def _answer(self, asked: _AskedCommand) -> None:
+        if not asked.answer.set_running_or_notify_cancel():
+            return  # whoever asked has left, and it must not come as a surprise later
+        try:
+            asked.answer.set_result(self._carry_out(asked.command))
+        except ValueError as error:
+            asked.answer.set_exception(error)
+
+    def _carry_out(self, command: EngineCommand) -> bool:
+        if isinstance(command, ResetPrefixCache):
+            return self._scheduler.reset_prefix_cache(reset_running=command.reset_running)
+        self._scheduler.set_limits(command)
+        return True
 
     def _add(self, request: EngineCoreRequest) -> list[EngineCoreOutput]:
         try:

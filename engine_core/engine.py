@@ -6,27 +6,39 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
 from engine_core.config import EngineConfig
 from engine_core.core import EngineCore
-from engine_core.errors import EngineDeadError, EngineError
+from engine_core.errors import EngineDeadError, EngineError, EngineFailure, classify_failure
+from engine_core.forecast import Forecast, forecast, ready_state
 from engine_core.housekeeping import collect_garbage, no_full_collections
 from engine_core.kv_cache.manager import KVCacheManager
-from engine_core.memory import KVBudget, available_bytes, size_kv_pool
-from engine_core.messages import EngineCoreOutputs, EngineCoreRequest, EnginePhase, EngineState
-from engine_core.model.checkpoint import Checkpoint, open_checkpoint
+from engine_core.memory import KVBudget, available_bytes, effective_model_len, size_kv_pool
+from engine_core.messages import EngineCommand, EngineCoreOutputs, EngineCoreRequest, EnginePhase, EngineState
+from engine_core.model.checkpoint import Checkpoint, imagine_checkpoint, open_checkpoint
 from engine_core.model.compute import settle_compute
 from engine_core.model.decoder import LanguageModel
 from engine_core.model.runner import ModelRunner
 from engine_core.scheduler.constraints import build_constraints
 from engine_core.scheduler.scheduler import Scheduler
+from engine_core.snapshot import EngineSnapshot
 from engine_core.step_executor import DirectExecutor, StepExecutor, StepThread, ThreadedExecutor
 from kernels.backend import KVPool, StepMeta
 
-__all__ = ["Checkpoint", "Engine", "open_checkpoint", "resolve_config"]
+__all__ = [
+    "Checkpoint",
+    "Engine",
+    "Forecast",
+    "forecast",
+    "imagine_checkpoint",
+    "open_checkpoint",
+    "resolve_config",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +86,7 @@ class Engine:
         self._state = EngineState(EnginePhase.LOADING, "starting")
         self._core: EngineCore | None = None
         self._stop_asked = threading.Event()
+        self._unanswered: set[Future[bool]] = set()
         # A daemon thread: a step that hangs must not keep a stopped process alive.
         self._thread = threading.Thread(target=self._run, name="engine-core", daemon=True)
 
@@ -91,15 +104,36 @@ class Engine:
         Raises:
             EngineDeadError: The engine is not running.
         """
-        core = self._core
-        if core is None or self._state.phase is not EnginePhase.READY:
-            raise EngineDeadError(f"the engine is {self._state.phase}: {self._state.detail}")
-        core.add_request(request)
+        self._get_running_core().add_request(request)
+
+    def ask(self, command: EngineCommand) -> Future[bool]:
+        """Have a command carried out between two steps; returns at once.
+
+        Returns:
+            Whether it was done. A ValueError says why it cannot be, an EngineDeadError that nobody is left to do it.
+
+        Raises:
+            EngineDeadError: The engine is not running.
+        """
+        core = self._get_running_core()
+        answer: Future[bool] = Future()
+        self._unanswered.add(answer)
+        answer.add_done_callback(self._unanswered.discard)
+        core.ask(command, answer)
+        if self._state.phase is not EnginePhase.READY:  # it ended meanwhile, perhaps without seeing this
+            self._fail_unanswered()
+        return answer
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         """End requests; unknown ids and a stopped engine are no error."""
         if self._core is not None:
             self._core.abort_requests(tuple(request_ids))
+
+    def take_snapshot(self) -> Future[EngineSnapshot] | None:
+        """Ask for a look at the scheduler; None unless the engine is ready. If it dies, the future gets nothing."""
+        if self._core is None or self._state.phase is not EnginePhase.READY:
+            return None
+        return self._core.take_snapshot()
 
     def seconds_since_progress(self) -> float:
         """Age of the last finished step while there is work in hand, else 0."""
@@ -118,6 +152,17 @@ class Engine:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def _get_running_core(self) -> EngineCore:
+        core, state = self._core, self._state
+        if core is None or state.phase is not EnginePhase.READY:
+            raise EngineDeadError(f"the engine is {state.phase}: {state.detail}")
+        return core
+
+    def _fail_unanswered(self) -> None:
+        for answer in list(self._unanswered):
+            with suppress(InvalidStateError):  # answered a moment ago
+                answer.set_exception(EngineDeadError(f"the engine is {self._state.phase}: {self._state.detail}"))
+
     # ------------------------------------------------------------------ the engine's thread
     def _run(self) -> None:
         thread = StepThread() if self._config.scheduler.async_scheduling else None
@@ -132,17 +177,18 @@ class Engine:
                 thread.close()
             self._set_state(replace(self._state, phase=EnginePhase.STOPPED, detail="stopped"))
         except EngineError as error:
-            self._die(str(error))
+            self._die(str(error), classify_failure(error))
         except BaseException as error:  # a panic in a Rust library is no Exception, and nobody above would hear of it
             logger.exception("the engine died")
-            self._die(f"{type(error).__name__}: {error}")
+            self._die(f"{type(error).__name__}: {error}", classify_failure(error))
         finally:
+            self._fail_unanswered()
             if thread:
                 thread.close()
 
-    def _die(self, reason: str) -> None:
+    def _die(self, reason: str, failure: EngineFailure) -> None:
         # State first: whoever comes after this line is refused, whoever came before hears the message.
-        self._set_state(replace(self._state, phase=EnginePhase.DEAD, detail=reason))
+        self._set_state(replace(self._state, phase=EnginePhase.DEAD, detail=reason, failure=failure))
         self._publish(EngineCoreOutputs([], engine_error=reason))
 
     def _set_state(self, state: EngineState) -> None:
@@ -162,18 +208,7 @@ class Engine:
         runner = ModelRunner(decoder=model, kv=kv, max_model_len=max_model_len, num_token_ids=self._num_token_ids)
         executor = ThreadedExecutor(runner, thread) if thread else DirectExecutor(runner)
         self._core = self._build_core(executor, budget, max_model_len)
-        self._set_state(
-            EngineState(
-                phase=EnginePhase.READY,
-                detail=budget.reason,
-                progress=1.0,
-                num_blocks=budget.num_blocks,
-                block_size=budget.block_size,
-                max_model_len=max_model_len,
-                weights_bytes=model.weights_bytes,
-                kv_bytes=(budget.num_blocks + 1) * budget.block_bytes,
-            )
-        )
+        self._set_state(ready_state(budget, weights_bytes=model.weights_bytes, max_model_len=max_model_len))
         return self._core
 
     def _size_pool(self, model: LanguageModel) -> KVBudget:
@@ -192,16 +227,15 @@ class Engine:
         return self._config.model.max_model_len
 
     def _effective_model_len(self, budget: KVBudget) -> int:
-        """A pool smaller than one full-length request lowers the context (scheduler.md B9)."""
-        if budget.num_tokens >= self._max_model_len:
-            return self._max_model_len
-        logger.warning(
-            "the KV cache holds %d tokens, fewer than max_model_len (%d): requests end at %d",
-            budget.num_tokens,
-            self._max_model_len,
-            budget.num_tokens,
-        )
-        return budget.num_tokens
+        max_model_len = effective_model_len(self._max_model_len, budget)
+        if max_model_len < self._max_model_len:
+            logger.warning(
+                "the KV cache holds %d tokens, fewer than max_model_len (%d): requests end at %d",
+                budget.num_tokens,
+                self._max_model_len,
+                max_model_len,
+            )
+        return max_model_len
 
     def _build_core(self, executor: StepExecutor, budget: KVBudget, max_model_len: int) -> EngineCore:
         kv_cache = KVCacheManager(

@@ -9,6 +9,8 @@ EngineError
 
 from __future__ import annotations
 
+import enum
+
 
 class EngineError(Exception):
     """Base of the engine's own errors. The message is a sentence for the operator."""
@@ -28,3 +30,30 @@ class CapacityError(EngineError):
 
 class EngineDeadError(EngineError):
     """The engine has stopped and will not answer."""
+
+
+class EngineFailure(enum.StrEnum):
+    """What an engine died of, as far as whoever starts it again should care."""
+
+    CONFIG = "config"  # the same settings will fail again
+    CHECKPOINT = "checkpoint"  # so will the same files
+    MEMORY = "memory"  # the same may work when others leave more
+    FAULT = "fault"  # anything else
+
+
+# How torch, the kernels and the system say it; none of them has a class of error of its own on every device.
+_MEMORY_WORDS = ("not enough memory", "allocate memory", "out of memory")
+
+
+def classify_failure(error: BaseException) -> EngineFailure:
+    """Return what kind of failure ended the engine."""
+    match error:
+        case ConfigError():
+            return EngineFailure.CONFIG
+        case CheckpointError():
+            return EngineFailure.CHECKPOINT
+        case CapacityError() | MemoryError():
+            return EngineFailure.MEMORY
+        case RuntimeError() | OSError() if any(words in str(error).lower() for words in _MEMORY_WORDS):
+            return EngineFailure.MEMORY
+    return EngineFailure.FAULT

@@ -8,13 +8,29 @@ from pathlib import Path
 
 from engine_core.config import CacheConfig
 from engine_core.errors import CapacityError
+from kernels.cgroup import cgroup_folders
 
 _GIB = 2**30
-# cgroup v2, then v1: (limit, usage). "max" and absurdly large numbers mean no limit.
+# cgroup v2, then v1: limit, usage, and the rows of memory.stat that count files' pages, which make way when asked.
 _CGROUP_FILES = (
-    ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
-    ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ("memory.max", "memory.current", ("inactive_file", "active_file")),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
 )
+# Version 1 writes "no limit" as the largest number of whole pages.
+_NO_LIMIT = 2**60
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupMemory:
+    """The tightest cgroup around this process.
+
+    Attributes:
+        limit_bytes: What all in it may take together.
+        left_bytes: Of that, what nobody has taken; files' pages, which make way, count as not taken.
+    """
+
+    limit_bytes: int
+    left_bytes: int
 
 
 def available_bytes(root: Path = Path("/")) -> int:
@@ -23,12 +39,35 @@ def available_bytes(root: Path = Path("/")) -> int:
     Args:
         root: Where ``proc`` and ``sys`` are; for tests.
     """
-    available = _meminfo_available(root)
-    for limit_file, usage_file in _CGROUP_FILES:
-        limit, usage = _read_int(root / limit_file), _read_int(root / usage_file)
-        if limit is not None and usage is not None:
-            available = min(available, max(0, limit - usage))
-    return available
+    available, cgroup = _meminfo_available(root), read_cgroup_memory(root)
+    return available if cgroup is None else min(available, cgroup.left_bytes)
+
+
+def read_cgroup_memory(root: Path = Path("/")) -> CgroupMemory | None:
+    """Return the cgroup that leaves this process least, its own or one above; None = no limit.
+
+    Args:
+        root: Where ``proc`` and ``sys`` are; for tests.
+    """
+    found = [
+        each for folder in cgroup_folders(root, "memory") for files in _CGROUP_FILES if (each := _read(folder, *files))
+    ]
+    return min(found, key=lambda cgroup: cgroup.left_bytes, default=None)
+
+
+def _read(folder: Path, limit_file: str, usage_file: str, file_rows: tuple[str, ...]) -> CgroupMemory | None:
+    limit, usage = _read_int(folder / limit_file), _read_int(folder / usage_file)
+    if limit is None or usage is None or limit >= _NO_LIMIT:  # "max" is no number
+        return None
+    taken = max(0, usage - sum(_read_stat(folder / "memory.stat").get(row, 0) for row in file_rows))
+    return CgroupMemory(limit, max(0, limit - taken))
+
+
+def _read_stat(path: Path) -> dict[str, int]:
+    try:
+        return {name: int(value) for name, value in (line.split() for line in path.read_text().splitlines())}
+    except (OSError, ValueError):
+        return {}
 
 
 def _meminfo_available(root: Path) -> int:
@@ -108,3 +147,8 @@ def size_kv_pool(
             f"at most {max(fits, 0)} blocks fit: lower --num-kv-blocks or --kv-cache-bytes"
         )
     return KVBudget(num_blocks, block_bytes, cache.block_size, reason)
+
+
+def effective_model_len(max_model_len: int, budget: KVBudget) -> int:
+    """Return the context in tokens: a pool smaller than one full-length request lowers it (scheduler.md B9)."""
+    return min(max_model_len, budget.num_tokens)

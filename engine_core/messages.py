@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from engine_core.errors import EngineFailure
 from engine_core.sampling_params import SamplingParams
 from engine_core.stats import SchedulerStats
 
@@ -47,6 +48,34 @@ class AbortRequest:
     """End these requests, wherever they are. Unknown and finished ids are ignored."""
 
     request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SetLimits:
+    """Let steps hold so much from the next one on; never more than the engine was started with. None = as it is.
+
+    Attributes:
+        max_num_seqs: Requests running at once. If more run, they go on to their ends, and nobody is admitted meanwhile.
+        max_num_batched_tokens: Tokens a step.
+    """
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResetPrefixCache:
+    """Forget every cached prefix; not done while any request owns a block.
+
+    Attributes:
+        reset_running: Take all blocks from the running requests first; they are computed again.
+    """
+
+    reset_running: bool = False
+
+
+# What is carried out between two steps and answered: done, or not.
+EngineCommand = SetLimits | ResetPrefixCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +137,7 @@ class EngineCoreOutputs:
         token_ids: Column: that token, of the same length.
         stats: The scheduler's figures after the step.
         engine_error: Set once, on the engine's last message: why it died. Every live request ends with it.
+        started_req_ids: Requests that the step admitted for the first time, whether or not they have a token yet.
     """
 
     outputs: list[EngineCoreOutput]
@@ -117,6 +147,7 @@ class EngineCoreOutputs:
     token_ids: list[int] = field(default_factory=list)
     preempted_req_ids: list[str] = field(default_factory=list)
     preemption_time: float = 0.0
+    started_req_ids: list[str] = field(default_factory=list)
 
     def as_records(self) -> list[EngineCoreOutput]:
         """View: the lines of the columns as records too. For those who are not in a hurry."""
@@ -146,6 +177,7 @@ class EngineState:
         max_model_len: Effective context in tokens; 0 until loaded.
         weights_bytes: Memory that the weights take, as loaded; 0 until loaded.
         kv_bytes: Memory that the KV blocks take; 0 until loaded.
+        failure: What it died of; None while it lives.
     """
 
     phase: EnginePhase
@@ -156,3 +188,4 @@ class EngineState:
     max_model_len: int = 0
     weights_bytes: int = 0
     kv_bytes: int = 0
+    failure: EngineFailure | None = None

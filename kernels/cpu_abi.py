@@ -9,7 +9,7 @@ from ctypes import CDLL, Structure, c_char_p, c_float, c_int32, c_int64, c_void_
 from pathlib import Path
 from typing import Any
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 
 class Source(Structure):
@@ -115,12 +115,13 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "pm_linear_create": (c_void_p, (c_void_p, c_void_p)),
     "pm_linear_destroy": (None, (c_void_p,)),
     "pm_linear_bytes": (c_int64, (c_void_p,)),
+    "pm_planned_bytes": (c_int64, (c_void_p,)),
     "pm_linear_run": (c_int32, (c_void_p, c_void_p, c_int32, c_void_p)),
     "pm_linear_row": (None, (c_void_p, c_int32, c_void_p)),
     "pm_model_create": (c_void_p, (c_void_p, c_void_p)),
     "pm_model_destroy": (None, (c_void_p,)),
     "pm_model_set_rope": (None, (c_void_p, c_int32, c_void_p, c_int32)),
-    "pm_page_bytes": (c_int64, (c_void_p, c_int32, c_int32)),
+    "pm_page_bytes": (c_int64, (c_int32, c_int32, c_int32, c_int32, c_int32)),
     "pm_pages_create": (c_void_p, (c_void_p, c_int32, c_int32, c_int32)),
     "pm_pages_destroy": (None, (c_void_p,)),
     "pm_pages_copy": (None, (c_void_p, c_void_p, c_void_p, c_int32)),

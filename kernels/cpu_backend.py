@@ -19,7 +19,15 @@ from kernels.cpu_build import INSTALLED, FoundLibrary, find_library
 from kernels.cpu_fallback import CpuFallback, supported_dtypes
 from kernels.cpu_library import ISAS, KV_KINDS, KernelError, Library, Linear, Machine, Model, Pages
 from kernels.cpu_threads import usable_threads
-from kernels.fused import FloatArray, FusedKernels, FusedWeights, HeadRows, LinearWeights, ModelSpec
+from kernels.fused import (
+    FloatArray,
+    FusedKernels,
+    FusedWeights,
+    HeadRows,
+    LinearWeights,
+    ModelSpec,
+    weights_bytes,
+)
 from kernels.step import KVPool, StepMeta
 
 logger = logging.getLogger(__name__)
@@ -34,10 +42,7 @@ class CpuModel:
     def __init__(self, machine: Machine, spec: ModelSpec, weights: FusedWeights, *, kv_dtype: str) -> None:
         self._model = Model(machine, spec, weights)
         self._kv_kind = KV_KINDS[kv_dtype]
-        linears = [weights.head, *(linear for layer in weights.layers for linear in (*layer.qkv, layer.o))]
-        linears += [linear for layer in weights.layers for linear in (layer.gate_up, layer.down)]
-        embedding = 0 if weights.embedding is None else weights.embedding.nbytes
-        self.num_bytes = embedding + sum(linear.num_bytes for linear in linears)
+        self.num_bytes = weights_bytes(weights)
 
     def kv_page_bytes(self, page_size: int) -> int:
         """Return the bytes of one page over all layers."""
@@ -90,6 +95,14 @@ class CpuKernels:
     def pack(self, weights: LinearWeights) -> Linear:
         """Pack linears into one; the sources are not needed afterwards."""
         return Linear(self.machine, weights)
+
+    def packed_bytes(self, weights: LinearWeights) -> int:
+        """Return the bytes that pack() would take, reading no numbers."""
+        return self._library.packed_bytes(weights)
+
+    def kv_page_bytes(self, spec: ModelSpec, *, page_size: int, kv_dtype: str) -> int:
+        """Return the bytes of one page over all layers of such a model."""
+        return self._library.page_bytes(spec, page_size, KV_KINDS[kv_dtype])
 
     def build(self, spec: ModelSpec, weights: FusedWeights, *, kv_dtype: str) -> CpuModel:
         """Put packed linears and norms together; see FusedKernels."""

@@ -62,6 +62,7 @@ def find_library(
     progress: Progress = lambda line: None,
     host: Host | None = None,
     installed: Path = INSTALLED,
+    may_build: bool = True,
 ) -> FoundLibrary:
     """Return the library that was installed or built before, or build it.
 
@@ -72,6 +73,7 @@ def find_library(
         progress: Gets a line when it is built.
         host: What it is built for; None = this machine.
         installed: Where an installed one would be.
+        may_build: Else only look, and where there is none say that it is still to be built.
     """
     host = Host.this() if host is None else host
     if not host.is_supported:
@@ -83,6 +85,8 @@ def find_library(
         folder = (cache_dir or default_cache_dir()) / f"cpu-{_key(compiler, host)}"
         if _is_closed(folder) and _is_intact(folder):
             return FoundLibrary(folder / LIBRARY_NAME)
+        if not may_build:
+            return FoundLibrary(None, f"the first start builds them with {compiler.name}, in about 20 s")
         return _build_cached(folder, compiler, progress)
     except (BuildError, OSError, RuntimeError) as error:  # RuntimeError: this user has no home for a cache
         return FoundLibrary(None, str(error))

@@ -79,6 +79,24 @@ class Library:
         """Return those that this CPU runs and this library has, quickest first."""
         return tuple(isa for isa in ISAS if self.functions.pm_can_run(isa.encode()))
 
+    def packed_bytes(self, weights: LinearWeights) -> int:
+        """Return the bytes that a Linear of these weights would take, without reading them.
+
+        Raises:
+            KernelError: They make no linear.
+        """
+        config, _owners = _linear_config(weights)
+        num_bytes = int(self.functions.pm_planned_bytes(ctypes.byref(config)))
+        if num_bytes < 0:
+            raise self.last_error()
+        return num_bytes
+
+    def page_bytes(self, spec: ModelSpec, page_size: int, kind: int) -> int:
+        """Return the bytes of one page over all layers of a model."""
+        attention = spec.layer_specs[0]
+        shape = (len(spec.layer_specs), attention.num_kv_heads, attention.head_dim)
+        return int(self.functions.pm_page_bytes(*shape, page_size, kind))
+
     def last_error(self) -> KernelError:
         """Return what the last failed call has to say."""
         said: bytes | None = self.functions.pm_last_error()
@@ -100,23 +118,7 @@ class Linear(_Handle):
     """A packed weight."""
 
     def __init__(self, machine: Machine, weights: LinearWeights) -> None:
-        num_inputs = {rows.num_columns for rows in weights.sources}
-        assert len(num_inputs) == 1, "the sources share their input"
-        sources = (Source * len(weights.sources))(
-            *(Source(rows.address, int(rows.storage), rows.num_rows) for rows in weights.sources)
-        )
-        order = np.ascontiguousarray(weights.row_order, np.int32)
-        bias = None if weights.bias is None else np.ascontiguousarray(weights.bias, np.float32)
-        assert bias is None or len(bias) == len(order)
-        config = LinearConfig(
-            sources=ctypes.addressof(sources),
-            num_sources=len(sources),
-            k=num_inputs.pop(),
-            n=len(order),
-            row_order=_address(order),
-            bias=_address(bias),
-            target=int(weights.target),
-        )
+        config, _owners = _linear_config(weights)
         address = machine.library.functions.pm_linear_create(machine.address, ctypes.byref(config))
         super().__init__(machine.library, address, "pm_linear_destroy", machine)
         self.num_inputs = int(config.k)
@@ -152,6 +154,7 @@ class Model(_Handle):
         config = _model_config(spec, weights, layers, pointers)
         address = machine.library.functions.pm_model_create(machine.address, ctypes.byref(config))
         super().__init__(machine.library, address, "pm_model_destroy", machine, pointers.owners)
+        self._spec = spec
         self._vocab_size = spec.vocab_size
         self._hidden_size = spec.hidden_size
         self._ropes: dict[int, FloatArray] = {}
@@ -165,7 +168,7 @@ class Model(_Handle):
 
     def page_bytes(self, page_size: int, kind: int) -> int:
         """Return the bytes of one page over all layers."""
-        return int(self._functions.pm_page_bytes(self.address, page_size, kind))
+        return self._library.page_bytes(self._spec, page_size, kind)
 
     def forward(self, meta: StepMeta, pages: Pages) -> None:
         """Compute a step up to the last hidden states."""
@@ -285,6 +288,28 @@ class _Pointers:
         array = np.ascontiguousarray(values, np.float32)
         self.copied.append(array)
         return _address(array)
+
+
+def _linear_config(weights: LinearWeights) -> tuple[LinearConfig, tuple[object, ...]]:
+    """Return what the library is told, and what must live as long as that is read."""
+    num_inputs = {rows.num_columns for rows in weights.sources}
+    assert len(num_inputs) == 1, "the sources share their input"
+    sources = (Source * len(weights.sources))(
+        *(Source(rows.address, int(rows.storage), rows.num_rows) for rows in weights.sources)
+    )
+    order = np.ascontiguousarray(weights.row_order, np.int32)
+    bias = None if weights.bias is None else np.ascontiguousarray(weights.bias, np.float32)
+    assert bias is None or len(bias) == len(order)
+    config = LinearConfig(
+        sources=ctypes.addressof(sources),
+        num_sources=len(sources),
+        k=num_inputs.pop(),
+        n=len(order),
+        row_order=_address(order),
+        bias=_address(bias),
+        target=int(weights.target),
+    )
+    return config, (sources, order, bias)
 
 
 def _layers(spec: ModelSpec, layers: Sequence[FusedLayer], pointers: _Pointers) -> ctypes.Array[Layer]:

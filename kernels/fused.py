@@ -219,6 +219,12 @@ class FusedKernels(Protocol):
     def pack(self, weights: LinearWeights) -> Any:
         """Pack linears into one; the sources are not needed afterwards."""
 
+    def packed_bytes(self, weights: LinearWeights) -> int:
+        """Return the ``num_bytes`` of what pack() would return. The sources' numbers are not read."""
+
+    def kv_page_bytes(self, spec: ModelSpec, *, page_size: int, kv_dtype: str) -> int:
+        """Return the bytes of one page over all layers of a model that build() would return."""
+
     def build(self, spec: ModelSpec, weights: FusedWeights, *, kv_dtype: str) -> FusedModel:
         """Put packed linears and norms together.
 
@@ -227,6 +233,18 @@ class FusedKernels(Protocol):
             weights: Packed by these kernels.
             kv_dtype: bf16 or int8.
         """
+
+
+def weights_bytes(weights: FusedWeights) -> int:
+    """Return the memory that a model's weights take: its linears' ``num_bytes`` and its embedding. Norms are nothing.
+
+    Args:
+        weights: Packed, or planned.
+    """
+    linears = [weights.head, *(linear for layer in weights.layers for linear in (*layer.qkv, layer.o))]
+    linears += [linear for layer in weights.layers for linear in (layer.gate_up, layer.down)]
+    embedding = 0 if weights.embedding is None else weights.embedding.nbytes
+    return embedding + sum(linear.num_bytes for linear in linears)
 
 
 def gate_up_order(intermediate_size: int) -> IntArray:

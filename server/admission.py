@@ -13,9 +13,11 @@ from typing import TypeVar
 
 from engine_core import EngineCoreRequest, EnginePhase, SamplingParams
 from server.admission_limits import build_model_error, check_length, check_min_tokens, check_num_logprobs
+from server.cache_salt import combine_salts
 from server.engine_client import EngineClient
 from server.errors import ErrorKind, RequestError
 from server.generation import GenerationRequest, Prompt
+from server.principal import ANYBODY, Principal
 from server.prompt_threads import PromptThreads
 from server.prompts import PromptBuilder, count_chars
 from server.stop_strings import StopStrings
@@ -74,10 +76,12 @@ class _Terms:
     Attributes:
         max_len: Tokens that prompt and answer may have together.
         arrival_time: Seconds on the engine's clock: before its turn among the threads, not after.
+        principal: Who sent it.
     """
 
     max_len: int
     arrival_time: float
+    principal: Principal
 
 
 class Admission:
@@ -116,42 +120,46 @@ class Admission:
         self._has_priorities = has_priorities
         self._clock = clock
 
-    def try_admit_completion(self, wire: CompletionRequest) -> Admitted | None:
+    def try_admit_completion(self, wire: CompletionRequest, principal: Principal = ANYBODY) -> Admitted | None:
         """Admit a completion at once if it is small, else return None; errors as admit_completion."""
         if not _is_small(wire, sum(map(len, wire.prompt)), len(wire.prompt)):
             return None
         self._check_fields(wire)
-        return self._build_completion(wire, self._get_terms())
+        return self._build_completion(wire, self._get_terms(principal))
 
-    def try_admit_chat(self, wire: ChatRequest) -> Admitted | None:
+    def try_admit_chat(self, wire: ChatRequest, principal: Principal = ANYBODY) -> Admitted | None:
         """Admit a chat request at once if it is small, else return None; errors as admit_chat."""
-        if not _is_small(wire, count_chars(wire.messages), 1):
+        if self.prompts.has_slow_template or not _is_small(wire, count_chars(wire.messages), 1):
             return None
         self._check_fields(wire)
         self.prompts.get_template()  # before the engine is asked: nothing to wait for where there is none
-        return self._build_chat(wire, self._get_terms())
+        return self._build_chat(wire, self._get_terms(principal))
 
-    async def admit_completion(self, wire: CompletionRequest) -> Admitted:
+    async def admit_completion(self, wire: CompletionRequest, principal: Principal = ANYBODY) -> Admitted:
         """Admit a completion: ``n`` choices a prompt.
+
+        Args:
+            wire: What was sent.
+            principal: Who sent it.
 
         Raises:
             RequestError: Unknown model, a priority where there are none, engine not ready, a prompt that does not fit,
                 a token id out of range.
         """
         self._check_fields(wire)
-        terms = self._get_terms()
+        terms = self._get_terms(principal)
         num_chars = sum(len(prompt) for prompt in wire.prompt if isinstance(prompt, str))
         return await self.threads.run(num_chars, self._build_completion, wire, terms)
 
-    async def admit_chat(self, wire: ChatRequest) -> Admitted:
-        """Admit a chat request.
+    async def admit_chat(self, wire: ChatRequest, principal: Principal = ANYBODY) -> Admitted:
+        """Admit a chat request; arguments as admit_completion.
 
         Raises:
             RequestError: As admit_completion, or the template is missing or refuses the messages.
         """
         self._check_fields(wire)
         self.prompts.get_template()
-        return await self.threads.run(count_chars(wire.messages), self._build_chat, wire, self._get_terms())
+        return await self.threads.run(count_chars(wire.messages), self._build_chat, wire, self._get_terms(principal))
 
     def check_model(self, name: str | None) -> None:
         """Check that a request means the model that is served.
@@ -175,7 +183,7 @@ class Admission:
         self.prompts.check_ids(wire.stop_token_ids or [], param="stop_token_ids")
         self.prompts.check_ids(list(wire.logit_bias), param="logit_bias")
 
-    def _get_terms(self) -> _Terms:
+    def _get_terms(self, principal: Principal) -> _Terms:
         state = self._engine_client.state
         if state.phase is EnginePhase.LOADING:
             raise RequestError(
@@ -183,7 +191,7 @@ class Admission:
             )
         if state.phase is not EnginePhase.READY:
             raise RequestError("The engine has stopped and will not answer.", kind=ErrorKind.ENGINE_DEAD)
-        return _Terms(min(state.max_model_len, state.num_blocks * state.block_size), self._clock())
+        return _Terms(min(state.max_model_len, state.num_blocks * state.block_size), self._clock(), principal)
 
     # ------------------------------------------------------------------ on a thread
     def _build_completion(self, wire: CompletionRequest, terms: _Terms) -> Admitted:
@@ -234,15 +242,14 @@ class Admission:
                 request_id = f"{response_id}-{len(requests)}" if num_choices > 1 else response_id
                 requests.append(
                     GenerationRequest(
-                        engine_request=_build_engine_request(
-                            request_id, prompt, wire, _vary(sampling, choice), terms.arrival_time
-                        ),
+                        engine_request=_build_engine_request(request_id, prompt, wire, _vary(sampling, choice), terms),
                         prompt=prompt,
                         stop_strings=stops,
                         shows_stop=bool(wire.include_stop_str_in_output),
                         is_prompt_only=max_tokens == 0,
                         n=n,
                         choice=choice,
+                        key_id=terms.principal.key_id,
                     )
                 )
         return Admitted(response_id, tuple(requests))
@@ -294,15 +301,15 @@ def _vary(sampling: SamplingParams, choice: int) -> SamplingParams:
 
 
 def _build_engine_request(
-    request_id: str, prompt: Prompt, wire: GenerationFields, sampling: SamplingParams, arrival_time: float
+    request_id: str, prompt: Prompt, wire: GenerationFields, sampling: SamplingParams, terms: _Terms
 ) -> EngineCoreRequest:
     return EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=prompt.token_ids,
         sampling_params=sampling,
-        arrival_time=arrival_time,
+        arrival_time=terms.arrival_time,
         priority=wire.priority or 0,
-        cache_salt=wire.cache_salt or "",
+        cache_salt=combine_salts(terms.principal.cache_salt, wire.cache_salt or ""),
         # The logits of every prompt token are wanted, hence none of them may come from the cache.
         skip_reading_prefix_cache=sampling.num_prompt_logprobs is not None,
     )

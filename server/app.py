@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -13,11 +13,15 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from engine_core import EngineDeadError
+from server.access import Access, add_access_middleware
+from server.access_refusals import AccessMetrics
 from server.admission import Admission
+from server.drain import DrainGate, DrainMiddleware
 from server.engine_client import EngineClient
 from server.errors import (
     STATUS_CLIENT_GONE,
     ClientGoneError,
+    EngineStuckError,
     ErrorKind,
     RequestError,
     ServerStoppingError,
@@ -29,15 +33,23 @@ from server.http_log import HttpLogMiddleware
 from server.http_metrics import HttpMetrics, HttpMetricsMiddleware
 from server.http_record import note_disconnect
 from server.openapi import create_openapi
+from server.overload.gate import Gate, RejectionMetrics
+from server.overload.limits import Limits
+from server.overload.middleware import PermitMiddleware
 from server.request_log import RequestLog
 from server.request_reader import FieldMetrics, RequestReader
-from server.routes import chat, completions, docs, fleet, models, ops, render, tokenize
+from server.routes import admin, chat, completions, docs, fleet, models, ops, render, status, tokenize
 from server.routes.generation import GenerationRoute
+from server.status.document import About, FigureSource
+from server.status.feed import StatusFeed, StatusSources
 from server.streaming import StreamTiming
 
 
-class Metrics(FieldMetrics, HttpMetrics, ops.MetricsPage, Protocol):
+class Metrics(FieldMetrics, HttpMetrics, AccessMetrics, RejectionMetrics, ops.MetricsPage, FigureSource, Protocol):
     """What the app asks of the server's metrics."""
+
+    def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
+        """Read gauges whenever the page is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +64,8 @@ class AppSettings:
         is_strict: Unknown request fields are refused.
         has_forced_usage: Every stream tells its usage, whether or not it is asked for.
         timing: Of streams.
+        access: Who may come in.
+        limits: What it takes on at once.
     """
 
     served_model_name: str
@@ -61,6 +75,8 @@ class AppSettings:
     is_strict: bool = False
     has_forced_usage: bool = False
     timing: StreamTiming = field(default_factory=StreamTiming)
+    access: Access = field(default_factory=Access)
+    limits: Limits = field(default_factory=Limits)
 
 
 def create_app(
@@ -69,7 +85,9 @@ def create_app(
     admission: Admission,
     metrics: Metrics,
     settings: AppSettings,
+    gate: DrainGate | None = None,
     request_log: RequestLog | None = None,
+    status_sources: StatusSources | None = None,
 ) -> FastAPI:
     """Return the ASGI application.
 
@@ -78,12 +96,20 @@ def create_app(
         admission: Turns wire requests into engine requests; its threads are closed when the app shuts down.
         metrics: Shown at /metrics, told of unknown fields.
         settings: What it says of itself and how strict it is.
+        gate: Closed by whoever drains the server; None = nobody ever does.
         request_log: Told of each request that ends; None = one that traces nothing.
+        status_sources: What /status shows beside them; None = nothing yet.
+
+    Returns:
+        The application. ``state.status_feed`` is to be closed before it is asked to end: it streams for ever.
     """
+    gate = gate or DrainGate()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        settings.access.watch.start()
         yield
+        settings.access.watch.stop()
         admission.threads.close()
 
     name = settings.served_model_name
@@ -95,6 +121,8 @@ def create_app(
         redirect_slashes=False,
         lifespan=lifespan,
     )
+    overload = Gate(engine_client=engine_client, limits=settings.limits, metrics=metrics)
+    metrics.watch(overload.read_gauges)
     reader = RequestReader(metrics=metrics, is_strict=settings.is_strict)
     route = GenerationRoute(
         reader=reader,
@@ -106,6 +134,12 @@ def create_app(
         unix_time=time.time,
         has_forced_usage=settings.has_forced_usage,
     )
+    app.state.status_feed = status_feed = StatusFeed(
+        engine_client=engine_client,
+        figures=metrics,
+        sources=status_sources or StatusSources(),
+        about=About(name, settings.version, time.time()),
+    )
     for router in (
         completions.build_router(route),
         chat.build_router(route),
@@ -114,6 +148,7 @@ def create_app(
         models.build_router(engine_client=engine_client, served_model_name=name, created=int(time.time())),
         ops.build_router(
             engine_client=engine_client,
+            gate=gate,
             metrics=metrics,
             version=settings.version,
             system_fingerprint=settings.system_fingerprint,
@@ -124,13 +159,18 @@ def create_app(
             version=settings.version,
             architecture=settings.architecture,
         ),
+        admin.build_router(reader=reader, engine_client=engine_client, gate=overload),
+        status.build_router(feed=status_feed, timing=settings.timing),
         docs.build_router(),
     ):
         app.include_router(router)
     _add_error_handlers(app)
     # The last one added is the outermost.
+    app.add_middleware(PermitMiddleware, gate=overload)
     app.add_middleware(LastCatchMiddleware)
     app.add_middleware(BodyLimitMiddleware)
+    app.add_middleware(DrainMiddleware, gate=gate, on_refused=lambda: metrics.count_rejection("draining"))
+    add_access_middleware(app, settings.access, metrics)
     app.add_middleware(RequestLabelMiddleware)
     app.add_middleware(HttpLogMiddleware, request_log=request_log or RequestLog())
     app.add_middleware(HttpMetricsMiddleware, metrics=metrics)
@@ -150,7 +190,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         note_disconnect(request.scope)
         return Response(status_code=STATUS_CLIENT_GONE)
 
-    for kind in (RequestError, EngineDeadError, ServerStoppingError, HTTPException):
+    for kind in (RequestError, EngineDeadError, EngineStuckError, ServerStoppingError, HTTPException):
         app.add_exception_handler(kind, tell_error)
     app.add_exception_handler(RequestValidationError, tell_invalid)
     app.add_exception_handler(ClientGoneError, tell_nobody)

@@ -5,28 +5,22 @@ A template comes with the weights, from anybody: it reaches no Python, changes n
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes, pass_context
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, LoopControlExtension
-from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2 import TemplateError
 
-# Far above what any prompt needs, far below what hurts.
-MAX_CHARACTERS = 32 * 1024 * 1024
-MAX_LOOP_STEPS = 1_000_000
-_MAX_EXPONENT = 64
-_LOOP_BUDGET = "_loop_budget"
+from server.template_budget import MAX_CHARACTERS, RenderBudget, TemplateLimitError
+from server.template_budget import ChatTemplateError as ChatTemplateError
+from server.template_sandbox import BUDGET, add_limits, build_sandbox
 
-
-class ChatTemplateError(ValueError):
-    """The template is broken, or refuses these messages. The message is a sentence for the client."""
+# The longest that are known have 20,000 characters; compiling takes time, and more than in proportion.
+_MAX_SOURCE_CHARACTERS = 1_000_000
+_MAX_MESSAGE_CHARACTERS = 1_000
+# Python's words for an object end in its place in memory, which is nobody's business.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class ChatTemplate:
@@ -49,10 +43,14 @@ class ChatTemplate:
         eos_token: str | None = None,
         clock: Callable[[], datetime] = datetime.now,
     ) -> None:
-        environment = _build_environment(clock)
+        if len(source) > _MAX_SOURCE_CHARACTERS:
+            raise ChatTemplateError(f"The model's chat template has {len(source)} characters, too many for one.")
+        environment = build_sandbox()
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda layout: clock().strftime(layout)
         try:
             tree = environment.parse(source)
-            _count_loop_steps(tree)
+            add_limits(tree)
             code = environment.compile(tree)
         except (TemplateError, RecursionError) as error:
             line = getattr(error, "lineno", None)
@@ -70,6 +68,7 @@ class ChatTemplate:
 
         Raises:
             ChatTemplateError: The template refuses the messages, or fails on them.
+            TemplateLimitError: It takes too long, or builds too much.
         """
         variables = {
             **self._tokens,
@@ -77,7 +76,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             "tools": None,
             "documents": None,
-            _LOOP_BUDGET: _LoopBudget(),
+            BUDGET: RenderBudget(),
         }
         try:
             return "".join(_within_limit(self._template.generate(variables)))
@@ -85,83 +84,8 @@ class ChatTemplate:
             raise
         # Whatever a template does wrong with unforeseen messages: TypeError, KeyError, RecursionError ...
         except Exception as error:
-            raise ChatTemplateError(f"The model's chat template cannot render these messages: {error}.") from error
-
-
-class _LoopBudget:
-    def __init__(self) -> None:
-        self._num_left = MAX_LOOP_STEPS
-
-    def count(self, iterable: Iterable[Any]) -> Iterator[Any]:
-        for item in iterable:
-            self._num_left -= 1
-            if self._num_left < 0:
-                raise ChatTemplateError("The model's chat template loops too long on these messages; send fewer.")
-            yield item
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with operators that can make a huge value out of two small ones held back."""
-
-    intercepted_binops = frozenset({"*", "**", "+"})
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if _result_size(operator, left, right) > MAX_CHARACTERS:
-            raise ChatTemplateError("The model's chat template builds too large a value from these messages.")
-        return super().call_binop(context, operator, left, right)
-
-
-class _TemplateNamespace(Namespace):
-    """Jinja's namespace without names that Python gives a meaning to."""
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
-            raise SecurityError(f"a chat template may not set {name}")
-        super().__setitem__(name, value)
-
-
-class _GenerationTag(Extension):
-    """``{% generation %}`` marks what a model is trained on; its content is plain text here."""
-
-    tags = {"generation"}  # noqa: RUF012 - the base class declares a plain set
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body).set_lineno(line)
-
-
-def _build_environment(clock: Callable[[], datetime]) -> _Sandbox:
-    # The settings that templates are written for. Source: transformers, utils/chat_template_utils.py.
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, LoopControlExtension])
-    environment.filters["tojson"] = _to_json
-    environment.filters[_LOOP_BUDGET] = _count_steps
-    environment.globals["namespace"] = _TemplateNamespace
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda layout: clock().strftime(layout)
-    return environment
-
-
-def _count_loop_steps(tree: nodes.Template) -> None:
-    """Pass what every ``for`` walks through the render's budget. Jinja alone bounds range(), not nested loops."""
-    for loop in list(tree.find_all(nodes.For)):
-        loop.iter = nodes.Filter(loop.iter, _LOOP_BUDGET, [], [], None, None).set_lineno(loop.lineno)
-
-
-@pass_context
-def _count_steps(context: Context, iterable: Iterable[Any]) -> Iterator[Any]:
-    budget: _LoopBudget = context.parent[_LOOP_BUDGET]
-    return budget.count(iterable)
-
-
-def _result_size(operator: str, left: Any, right: Any) -> int:
-    if operator == "**":
-        return MAX_CHARACTERS + 1 if isinstance(right, int) and abs(right) > _MAX_EXPONENT else 0
-    sizes = [len(value) for value in (left, right) if isinstance(value, str | list | tuple)]
-    if operator == "+":
-        return sum(sizes)
-    factors = [value for value in (left, right) if isinstance(value, int)]
-    return sizes[0] * factors[0] if sizes and factors else 0
+            reason = _ADDRESS.sub("", str(error)[:_MAX_MESSAGE_CHARACTERS])
+            raise ChatTemplateError(f"The model's chat template cannot render these messages: {reason}.") from error
 
 
 def _within_limit(pieces: Iterable[str]) -> Iterator[str]:
@@ -169,20 +93,9 @@ def _within_limit(pieces: Iterable[str]) -> Iterator[str]:
     for piece in pieces:
         num_characters += len(piece)
         if num_characters > MAX_CHARACTERS:
-            raise ChatTemplateError("The model's chat template makes these messages too long; send fewer.")
+            raise TemplateLimitError("The model's chat template makes these messages too long; send fewer.")
         yield piece
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes <, > and &, which a model has never seen escaped.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
 def _raise_exception(message: str) -> NoReturn:
-    raise ChatTemplateError(str(message))
+    raise ChatTemplateError(str(message)[:_MAX_MESSAGE_CHARACTERS])

@@ -27,25 +27,47 @@ from engine_core import (
     SchedulerConfig,
 )
 from engine_core import default_cache_dir as default_cache_dir  # the flag's default, for whoever asks without flags
+from server.api_keys import KEY_FORMS, ApiKey, parse_api_keys
 from server.flag_values import (
     parse_bool,
     parse_bool_or_auto,
     parse_bytes,
     parse_dtype,
     parse_factor,
+    parse_hosts,
     parse_int,
+    parse_origins,
     parse_otlp_endpoint,
     parse_path,
     parse_port,
+    parse_seconds,
     parse_share,
     parse_text,
 )
 from server.flags import ENV_PREFIX, Flag, add_flags_of, build_flags_table, flag, flags_of, parse_variable
+from server.overload.limits import Limits
+from server.secret import Secret, parse_secret
 
 # kernels.backend.backend_names(), which would cost every --help an import of torch; a test compares the two.
 BACKENDS = ("torch", "cpu")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("auto", "human", "json")
+
+# Limits on clients who do not know of each other.
+OVERLOAD_FIELDS = frozenset(
+    {
+        *("max_queued_requests", "max_queued_tokens", "queue_timeout_s", "request_timeout_s"),
+        *("max_requests_per_key", "max_requests_per_minute"),
+    }
+)
+# What a command without a port has no use for: nothing listens, and nobody competes.
+HTTP_FIELDS = OVERLOAD_FIELDS | frozenset(
+    {
+        *("host", "port", "insecure", "api_key", "api_keys_file", "share_prefix_cache"),
+        *("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "allowed_origins", "allowed_hosts"),
+        *("drain_timeout_s", "watchdog_timeout_s", "request_read_timeout_s", "stream_write_timeout_s"),
+    }
+)
 
 _CACHE, _DEVICE, _SCHEDULER = CacheConfig(), DeviceConfig(), SchedulerConfig()
 
@@ -63,7 +85,9 @@ class ServerConfig:
     )
     host: str = flag("127.0.0.1", parse_text, "Address to listen on.", metavar="HOST")
     port: int = flag(8000, parse_port, "Port to listen on; 0 takes a free one.")
-    insecure: bool = flag(False, parse_bool, "Allow a --host that other machines reach: anybody may use the server.")
+    insecure: bool = flag(
+        False, parse_bool, "Allow a --host that other machines reach, without keys: anybody may use the server."
+    )
     served_model_name: str | None = flag(
         None,
         parse_text,
@@ -196,6 +220,87 @@ class ServerConfig:
         metavar="LEVEL",
         choices=LOG_LEVELS,
     )
+    # Lifecycle: how long what may be waited for.
+    drain_timeout_s: float = flag(
+        30.0,
+        parse_factor,
+        "Seconds that running requests get to end once the server is told to stop (SIGTERM, Ctrl-C).",
+        metavar="S",
+        shown_default="30",
+    )
+    watchdog_timeout_s: float = flag(
+        120.0,
+        parse_factor,
+        "Seconds without an end of a step, or without life in the event loop, after which every stream gets an error "
+        "event and the process exits with code 71; loading is exempt. 0 = off.",
+        metavar="S",
+        shown_default="120",
+    )
+    request_read_timeout_s: float = flag(
+        30.0,
+        parse_seconds,
+        "Seconds that a request's head may take to arrive, and then its body; later is 408.",
+        metavar="S",
+        shown_default="30",
+    )
+    stream_write_timeout_s: float = flag(
+        60.0,
+        parse_seconds,
+        "Seconds that a client may leave its answer unread, once the buffers are full; then its requests are aborted.",
+        metavar="S",
+        shown_default="60",
+    )
+    # Who may come in. None of it means anything without a port: see HTTP_FIELDS.
+    api_key: tuple[ApiKey, ...] = flag(
+        (),
+        parse_api_keys,
+        f"A key that opens the server: {KEY_FORMS}, where SCOPE is user, admin or metrics. May be repeated. Other "
+        "users of the machine see a flag; the variable (keys with commas between them) they do not.",
+        metavar="KEY",
+        shown_default="none: no key is asked for",
+        is_repeatable=True,
+    )
+    api_keys_file: Path | None = flag(
+        None,
+        parse_path,
+        "A file of such keys, one a line; read again when it changes, and on SIGHUP.",
+        metavar="FILE",
+        shown_default="none",
+    )
+    share_prefix_cache: bool = flag(
+        False, parse_bool, "Share cached prefixes among keys, although the time to a first token then tells them apart."
+    )
+    ssl_certfile: Path | None = flag(
+        None,
+        parse_path,
+        "Serve https with this certificate and its chain (PEM); read again when it changes, and on SIGHUP.",
+        metavar="FILE",
+        shown_default="none: plain http",
+    )
+    ssl_keyfile: Path | None = flag(
+        None, parse_path, "The certificate's private key (PEM).", metavar="FILE", shown_default="in --ssl-certfile"
+    )
+    ssl_keyfile_password: Secret | None = flag(
+        None, parse_secret, "What the private key is encrypted with.", metavar="PASSWORD", shown_default="none"
+    )
+    allowed_origins: tuple[str, ...] = flag(
+        (),
+        parse_origins,
+        "Origins of web pages that may use the server from a browser (CORS), such as https://chat.example.org; "
+        "* allows all. May be repeated.",
+        metavar="ORIGIN",
+        shown_default="none",
+        is_repeatable=True,
+    )
+    allowed_hosts: tuple[str, ...] = flag(
+        (),
+        parse_hosts,
+        "Further names that a server without keys may be called by, as the Host header has them; * allows all. May be "
+        "repeated.",
+        metavar="HOST",
+        shown_default="localhost, addresses, names without a dot",
+        is_repeatable=True,
+    )
     # Logs and traces
     log_format: str = flag(
         "auto",
@@ -212,6 +317,40 @@ class ServerConfig:
         metavar="URL",
         shown_default="no traces",
     )
+    # Overload.
+    max_queued_requests: int = flag(
+        1024,
+        parse_int(0),
+        "Requests, one a choice, that may wait beyond those that run; above it 503 with Retry-After; 0 = any number.",
+    )
+    max_queued_tokens: int = flag(
+        262_144, parse_int(0), "Prompt tokens that may wait; above it 503 with Retry-After; 0 = any number."
+    )
+    queue_timeout_s: float = flag(
+        600.0,
+        parse_factor,
+        "A request that has not been started after so many seconds is given up; 0 = never.",
+        metavar="S",
+        shown_default="600",
+    )
+    request_timeout_s: float = flag(
+        3600.0,
+        parse_factor,
+        "A request that has not ended after so many seconds is given up; 0 = never.",
+        metavar="S",
+        shown_default="3600",
+    )
+    max_requests_per_key: int = flag(
+        0,
+        parse_int(0),
+        "Requests that one API key may have in hand; above it 429 with Retry-After; 0 = any number. Without keys "
+        "everybody is one key.",
+    )
+    max_requests_per_minute: int = flag(
+        0,
+        parse_int(0),
+        "Requests that one API key may send a minute; above it 429 with Retry-After; 0 = any number.",
+    )
     cache_dir: Path = dataclasses.field(
         default_factory=default_cache_dir,
         metadata={
@@ -223,12 +362,20 @@ class ServerConfig:
 
     def check(self) -> None:
         """Raise ConfigError where settings contradict each other."""
-        if not self.insecure and not is_loopback(self.host):
+        if not self.insecure and not self.has_keys and not is_loopback(self.host):
             raise ConfigError(
-                f"--host {self.host} lets other machines in, and this server has no keys yet: "
-                "use --host 127.0.0.1 behind a proxy that checks who comes, or accept it with --insecure"
+                f"--host {self.host} lets other machines in, and there are no API keys: set --api-key or "
+                "--api-keys-file, use --host 127.0.0.1 behind a proxy that checks who comes, or accept it with "
+                "--insecure"
             )
+        if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_keyfile_password):
+            raise ConfigError("--ssl-keyfile and --ssl-keyfile-password need the certificate too: set --ssl-certfile")
         self.to_engine_config(Path()).check()
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether an API key is asked for."""
+        return bool(self.api_key) or self.api_keys_file is not None
 
     def to_engine_config(self, path: Path) -> EngineConfig:
         """Return what the engine is told.
@@ -261,6 +408,18 @@ class ServerConfig:
             device=DeviceConfig(self.backend, self.num_threads, self.cpu_isa, self.cache_dir),
         )
 
+    def to_limits(self, scheduler: SchedulerConfig) -> Limits:
+        """Return what the server takes on.
+
+        Args:
+            scheduler: The engine's, resolved: what it has room for.
+        """
+        return Limits(
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            **{name: getattr(self, name) for name in OVERLOAD_FIELDS},
+        )
+
 
 # ---------------------------------------------------------------------- flags and environment
 def add_flags(parser: argparse.ArgumentParser, only: Container[str] | None = None) -> None:
@@ -287,7 +446,8 @@ def build_config(given: Mapping[str, Any], environment: Mapping[str, str]) -> Se
     for field, its_flag in flags_of(ServerConfig):
         variable = ENV_PREFIX + field.name.upper()
         if field.name in given:
-            values[field.name] = given[field.name]
+            value = given[field.name]
+            values[field.name] = tuple(value) if its_flag.is_repeatable else value
         elif variable in environment:
             values[field.name] = parse_variable(variable, environment[variable], its_flag)
     config = ServerConfig(**values)

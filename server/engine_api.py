@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Protocol
 
-from engine_core import EngineCoreOutputs, EngineCoreRequest, EngineState
+from engine_core import EngineCommand, EngineCoreOutputs, EngineCoreRequest, EngineSnapshot, EngineState
 
 Publish = Callable[[EngineCoreOutputs], None]
 OnState = Callable[[EngineState], None]
@@ -30,6 +31,23 @@ class EngineHandle(Protocol):
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         """End these requests; unknown ids are ignored."""
+
+    def ask(self, command: EngineCommand) -> Future[bool]:
+        """Have a command carried out between two steps.
+
+        Returns:
+            Whether it was done; a ValueError says why it cannot be, an EngineDeadError that nobody is left to do it.
+
+        Raises:
+            EngineDeadError: The engine does not run.
+        """
+
+    def take_snapshot(self) -> Future[EngineSnapshot] | None:
+        """Ask for a look at the requests and blocks, after the current step; None unless the engine is ready.
+
+        Returns:
+            Gets it; never, if the engine dies first.
+        """
 
     def seconds_since_progress(self) -> float:
         """Age of the heartbeat while there is work in hand, else 0."""

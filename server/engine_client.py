@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 
-from engine_core import EngineState
+from engine_core import EngineCommand, EngineSnapshot, EngineState
+from server.errors import RequestError
 from server.generation import GenerationOutput, GenerationRequest
+from server.overload.backlog import Backlog
+from server.records import RequestRecord
+
+# An engine with work in hand whose heart has not beaten for this long should get no new requests.
+MAX_HEARTBEAT_AGE_S = 2.0
 
 
 class EngineClient(ABC):
@@ -21,7 +28,26 @@ class EngineClient(ABC):
         Raises:
             EngineDeadError: The engine has died, before or while this request ran.
             ServerStoppingError: The server was told to stop before this request ended.
+            RequestError: It was ended by ``fail_requests``.
         """
+
+    @abstractmethod
+    def fail_requests(self, request_ids: Collection[str], error: RequestError) -> int:
+        """End those of these requests that are live with an error, abort them, and return how many there were."""
+
+    @abstractmethod
+    async def command(self, command: EngineCommand) -> bool:
+        """Have the engine carry out a command between two steps; return whether it was done.
+
+        Raises:
+            ValueError: It cannot be; the message is a sentence that says why.
+            EngineDeadError: The engine does not run, or died before it came to it.
+        """
+
+    @property
+    @abstractmethod
+    def backlog(self) -> Backlog:
+        """What waits for the engine, and how fast it works."""
 
     @property
     @abstractmethod
@@ -32,6 +58,18 @@ class EngineClient(ABC):
     @abstractmethod
     def num_live(self) -> int:
         """Requests that have not ended: those in the engine, running or waiting."""
+
+    @abstractmethod
+    def take_snapshot(self) -> asyncio.Future[EngineSnapshot] | None:
+        """Ask for a look at the requests and blocks, between two steps; None unless the engine is ready.
+
+        Returns:
+            Gets it; never, if the engine dies first.
+        """
+
+    @abstractmethod
+    def get_record(self, request_id: str) -> RequestRecord | None:
+        """Return what is noted of a live request; None where there is none of that id."""
 
     @abstractmethod
     def seconds_since_progress(self) -> float:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from engine_core import EnginePhase, EngineState
+from server.exit_codes import ExitCode, code_of_failure
 from server.in_proc_client import InProcEngineClient
 from server.startup_report import StartupReport
 
@@ -48,14 +49,23 @@ class EngineRun:
         """Whether nothing that is not answered yet will ever be."""
         return self._client.state.phase is EnginePhase.DEAD
 
+    @property
+    def exit_code(self) -> ExitCode:
+        """How a process ends whose engine has died."""
+        return code_of_failure(self._client.state.failure)
+
     def start(self) -> None:
         """Start it; call on the running loop, on whose thread the callbacks come."""
         self._client.start(self._take_state)
 
-    async def stop(self) -> None:
-        """Stop it after its current step, and wait a moment for that."""
+    async def stop(self, *, is_stuck: bool = False) -> None:
+        """Stop it after its current step, and wait a moment for that.
+
+        Args:
+            is_stuck: Its current step will not end, so there is nothing to wait for.
+        """
         # Loading cannot be interrupted, and nothing is lost when it ends with the process.
-        timeout_s = 0.0 if self._client.state.phase is EnginePhase.LOADING else _STOP_S
+        timeout_s = 0.0 if is_stuck or self._client.state.phase is EnginePhase.LOADING else _STOP_S
         self.is_gone = await asyncio.to_thread(self._client.shutdown, timeout_s)
 
     def _take_state(self, state: EngineState) -> None:

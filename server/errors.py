@@ -4,6 +4,7 @@ Exception
 ├── RequestError           this request is refused or has failed; becomes {"error": {...}}
 ├── ClientGoneError        the client has left; there is nobody to tell
 ├── ServerStoppingError    this process ends before the answer does; becomes RequestError(kind=aborted)
+├── EngineStuckError       a step does not come to an end, but this process will; RequestError(kind=engine_stuck)
 └── EngineDeadError        engine_core's; becomes RequestError(kind=engine_dead)
 """
 
@@ -34,6 +35,11 @@ class ErrorKind(enum.StrEnum):
 
     MALFORMED_REQUEST = "malformed_request"
     HEADERS_TOO_LARGE = "headers_too_large"
+    SLOW_REQUEST = "slow_request"
+    INVALID_API_KEY = "invalid_api_key"
+    INSUFFICIENT_SCOPE = "insufficient_scope"
+    ORIGIN_NOT_ALLOWED = "origin_not_allowed"
+    HOST_NOT_ALLOWED = "host_not_allowed"
     MALFORMED_BODY = "malformed_body"
     INVALID_VALUE = "invalid_value"
     MISSING_PARAMETER = "missing_parameter"
@@ -47,7 +53,15 @@ class ErrorKind(enum.StrEnum):
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     INTERNAL = "internal"
     NOT_READY = "not_ready"
+    DRAINING = "draining"
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+    RATE_LIMITED = "rate_limited"
+    REQUEST_TIMEOUT = "request_timeout"
+    CANCELLED = "cancelled"
+    TOO_MANY_VIEWERS = "too_many_viewers"
     ENGINE_DEAD = "engine_dead"
+    ENGINE_STUCK = "engine_stuck"
     ABORTED = "aborted"
 
 
@@ -71,10 +85,16 @@ class ErrorReply:
 
 
 _CLIENT, _SERVER, _UNAVAILABLE = "invalid_request_error", "server_error", "service_unavailable_error"
+_RATE = "rate_limit_error"
 
 ERROR_TABLE: Mapping[ErrorKind, ErrorReply] = {
     ErrorKind.MALFORMED_REQUEST: ErrorReply(400, _CLIENT, "malformed_request"),
     ErrorKind.HEADERS_TOO_LARGE: ErrorReply(431, _CLIENT, "headers_too_large"),
+    ErrorKind.SLOW_REQUEST: ErrorReply(408, _CLIENT, "slow_request"),
+    ErrorKind.INVALID_API_KEY: ErrorReply(401, _CLIENT, "invalid_api_key"),
+    ErrorKind.INSUFFICIENT_SCOPE: ErrorReply(403, _CLIENT, "insufficient_scope"),
+    ErrorKind.ORIGIN_NOT_ALLOWED: ErrorReply(403, _CLIENT, "origin_not_allowed"),
+    ErrorKind.HOST_NOT_ALLOWED: ErrorReply(421, _CLIENT, "host_not_allowed"),
     ErrorKind.MALFORMED_BODY: ErrorReply(400, _CLIENT, "malformed_body"),
     ErrorKind.INVALID_VALUE: ErrorReply(400, _CLIENT, "invalid_value"),
     ErrorKind.MISSING_PARAMETER: ErrorReply(400, _CLIENT, "missing_required_parameter"),
@@ -88,9 +108,22 @@ ERROR_TABLE: Mapping[ErrorKind, ErrorReply] = {
     ErrorKind.UNSUPPORTED_MEDIA_TYPE: ErrorReply(415, _CLIENT, "unsupported_media_type"),
     ErrorKind.INTERNAL: ErrorReply(500, _SERVER, "internal_error", is_final=True),
     ErrorKind.NOT_READY: ErrorReply(503, _UNAVAILABLE, "not_ready", retry_after_s=2),
+    ErrorKind.DRAINING: ErrorReply(503, _UNAVAILABLE, "draining", retry_after_s=2),
+    # Those that were refused for load say themselves when to come back.
+    ErrorKind.QUEUE_FULL: ErrorReply(503, _UNAVAILABLE, "queue_full", retry_after_s=1),
+    ErrorKind.QUEUE_TIMEOUT: ErrorReply(503, _UNAVAILABLE, "queue_timeout", retry_after_s=1),
+    ErrorKind.RATE_LIMITED: ErrorReply(429, _RATE, "rate_limit_exceeded", retry_after_s=1),
+    # Not a 5xx, nor a 408: routers would have other workers take as long in vain.
+    ErrorKind.REQUEST_TIMEOUT: ErrorReply(400, _CLIENT, "request_timeout"),
+    ErrorKind.CANCELLED: ErrorReply(409, _CLIENT, "request_cancelled", is_final=True),
+    ErrorKind.TOO_MANY_VIEWERS: ErrorReply(503, _UNAVAILABLE, "too_many_viewers", retry_after_s=10),
     ErrorKind.ENGINE_DEAD: ErrorReply(503, _UNAVAILABLE, "engine_dead"),
+    ErrorKind.ENGINE_STUCK: ErrorReply(503, _UNAVAILABLE, "engine_stuck", retry_after_s=5),
     ErrorKind.ABORTED: ErrorReply(503, _UNAVAILABLE, "aborted", retry_after_s=1),
 }
+
+# After these a connection carries no other request: the rest of the body is not read, or nobody will answer here.
+_CLOSING = frozenset({ErrorKind.BODY_TOO_LARGE, ErrorKind.DRAINING, ErrorKind.ENGINE_STUCK})
 
 
 class RequestError(Exception):
@@ -100,13 +133,17 @@ class RequestError(Exception):
         message: A sentence for the client that says what to change.
         kind: Row of ERROR_TABLE.
         param: The field at fault, such as ``messages[0].role``.
+        retry_after_s: Seconds after which to ask again, the row's unless given; None = nothing is said of it.
     """
 
-    def __init__(self, message: str, *, kind: ErrorKind, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, kind: ErrorKind, param: str | None = None, retry_after_s: int | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.kind = kind
         self.param = param
+        self.retry_after_s = ERROR_TABLE[kind].retry_after_s if retry_after_s is None else retry_after_s
 
     @property
     def reply(self) -> ErrorReply:
@@ -126,6 +163,10 @@ class ServerStoppingError(Exception):
     """The server was told to stop; the message says so to the client."""
 
 
+class EngineStuckError(Exception):
+    """A step of the engine does not come to an end; the message says so to the client."""
+
+
 def as_request_error(error: Exception) -> RequestError:
     """Return what the client is told about any exception; what nobody foresaw is logged and hidden behind a 500."""
     match error:
@@ -136,6 +177,8 @@ def as_request_error(error: Exception) -> RequestError:
             return RequestError(message, kind=ErrorKind.ENGINE_DEAD)
         case ServerStoppingError():
             return RequestError(str(error), kind=ErrorKind.ABORTED)
+        case EngineStuckError():
+            return RequestError(str(error), kind=ErrorKind.ENGINE_STUCK)
         case HTTPException():
             return _from_http_exception(error)
     logger.error("unhandled error", exc_info=error)
@@ -170,12 +213,11 @@ def build_error_response(error: RequestError, headers: Mapping[str, str] | None 
     """Return the HTTP reply for an error."""
     reply = error.reply
     all_headers = dict(headers or {})
-    if reply.retry_after_s is not None:
-        all_headers["Retry-After"] = str(reply.retry_after_s)
+    if error.retry_after_s is not None:
+        all_headers["Retry-After"] = str(error.retry_after_s)
     if reply.is_final:
         all_headers["x-should-retry"] = "false"
-    if error.kind is ErrorKind.BODY_TOO_LARGE:
-        # The rest of the body is not read, so the connection cannot carry another request.
+    if error.kind in _CLOSING:
         all_headers["Connection"] = "close"
     return ErrorResponse(error, all_headers)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from engine_core import EngineFailure
+
 
 class ExitCode(IntEnum):
     """What the process's exit code says. Source: sysexits.h, and 128 + SIGINT.
@@ -15,9 +17,11 @@ class ExitCode(IntEnum):
         BAD_MODEL: The model's files are incomplete or of no supported kind.
         NO_MODEL: The model is not there, or cannot be downloaded.
         PORT_TAKEN: The address cannot be listened on.
-        ENGINE_DIED: The model cannot be loaded, or the engine died while it ran.
+        ENGINE_DIED: The model cannot be loaded, or the engine died while it ran. Worth a restart.
+        STUCK: A step of the engine, or the server's own event loop, did not come to an end. Worth a restart.
         FILE_ERROR: A batch's file, or a load's JSON, cannot be read or written.
-        INTERRUPTED: A signal ended it before it was done.
+        OUT_OF_MEMORY: The machine's memory does not hold the model or its KV cache; it may at another time.
+        INTERRUPTED: A signal ended it before it was done; of a server: the second signal.
     """
 
     OK = 0
@@ -27,5 +31,23 @@ class ExitCode(IntEnum):
     NO_MODEL = 66
     PORT_TAKEN = 69
     ENGINE_DIED = 70
+    STUCK = 71
     FILE_ERROR = 74
+    OUT_OF_MEMORY = 75
     INTERRUPTED = 130
+
+
+def code_of_failure(failure: EngineFailure | None) -> ExitCode:
+    """Return how a process ends whose engine has died.
+
+    Args:
+        failure: Of what; None = nobody knows.
+    """
+    return _OF_FAILURES.get(failure, ExitCode.ENGINE_DIED)
+
+
+_OF_FAILURES: dict[EngineFailure | None, ExitCode] = {
+    EngineFailure.CONFIG: ExitCode.USAGE,
+    EngineFailure.CHECKPOINT: ExitCode.BAD_MODEL,
+    EngineFailure.MEMORY: ExitCode.OUT_OF_MEMORY,
+}

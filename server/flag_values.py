@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from urllib.parse import urlsplit
 
 _DTYPES = {"auto": "auto", "bf16": "bf16", "bfloat16": "bf16", "fp32": "fp32", "float32": "fp32", "float": "fp32"}
 _BYTE_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._\[\]:-]+|null", re.ASCII)
+_HOST = re.compile(r"[a-z0-9._-]+|\[[0-9a-f:.]+\]", re.ASCII)
 _SIZE = re.compile(r"(\d[\d_]*(?:\.\d+)?) ?([KMGT]?)(?:I?B)?", re.IGNORECASE)
 
 
@@ -89,6 +92,17 @@ def parse_factor(text: str) -> float:
     return value
 
 
+def parse_seconds(text: str) -> float:
+    """Return a time: a number above 0, not infinite."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"must be a number of seconds, not {text!r}") from None
+    if not (value > 0.0 and math.isfinite(value)):
+        raise ValueError(f"must be a finite number of seconds above 0, not {text}")
+    return value
+
+
 def parse_port(text: str) -> int:
     """Return a TCP port; 0 = any free one."""
     if "://" in text:
@@ -114,6 +128,41 @@ def parse_otlp_endpoint(text: str) -> str:
 def parse_path(text: str) -> Path:
     """Return a path, ``~`` expanded."""
     return Path(text).expanduser()
+
+
+def parse_origins(text: str) -> tuple[str, ...]:
+    """Return the origins of web pages, such as ``https://chat.example.org``, or ``*``; commas or a JSON list."""
+    origins = tuple(origin.rstrip("/").lower() for origin in _split(text))
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ValueError(
+                f"must be an origin such as https://chat.example.org or http://localhost:3000, not {origin!r}"
+            )
+    return origins
+
+
+def parse_hosts(text: str) -> tuple[str, ...]:
+    """Return host names without ports, or ``*``; commas or a JSON list."""
+    hosts = tuple(host.lower() for host in _split(text))
+    for host in hosts:
+        if host != "*" and not _HOST.fullmatch(host):
+            raise ValueError(f"must be a host's name without a port, such as llm.example.org, not {host!r}")
+    return hosts
+
+
+def _split(text: str) -> list[str]:
+    """Return the words between commas, or those of a JSON list, as vLLM writes it."""
+    if text.lstrip().startswith("["):
+        try:
+            words = json.loads(text)
+        except ValueError:
+            words = []
+    else:
+        words = text.split(",")
+    stripped = [word.strip() for word in words if isinstance(word, str) and word.strip()]
+    if not stripped:
+        raise ValueError(f"must be words with commas between them, or a JSON list of strings, not {text!r}")
+    return stripped
 
 
 def parse_text(text: str) -> str:

@@ -19,13 +19,17 @@ ENV_PREFIX = "POINTSMAN_"
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """What a field's metadata holds: how its text is read and what it is for."""
+    """What a field's metadata holds: how its text is read and what it is for.
+
+    A repeatable one may be given several times: its parser returns a tuple, and the tuples are joined.
+    """
 
     parse: Callable[[str], Any]
     help: str
     metavar: str
     shown_default: str | None
     choices: tuple[str, ...]
+    is_repeatable: bool = False
 
     @property
     def is_switch(self) -> bool:
@@ -41,9 +45,10 @@ def flag(
     metavar: str = "N",
     shown_default: str | None = None,
     choices: tuple[str, ...] = (),
+    is_repeatable: bool = False,
 ) -> Any:
     """A field with its flag. ``shown_default``: what stands in the help where the default itself would say nothing."""
-    metadata = {"flag": Flag(parse, help, metavar, shown_default, choices)}
+    metadata = {"flag": Flag(parse, help, metavar, shown_default, choices, is_repeatable)}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -74,6 +79,7 @@ def add_flags_of(config: type, parser: argparse.ArgumentParser, only: Container[
         else:
             parser.add_argument(
                 _flag_name(field),
+                action="extend" if flag.is_repeatable else "store",
                 type=as_argparse_type(flag.parse),
                 choices=flag.choices or None,
                 metavar=None if flag.choices else flag.metavar,

@@ -38,6 +38,7 @@ class GenerationRequest:
         is_prompt_only: Nothing is generated for the client (max_tokens 0); the engine cannot but sample one token.
         n: How many choices its prompt has; each is a request.
         choice: Which of them it is, from 0.
+        key_id: Whose key it came with; empty where no key is asked for.
         record: Its figures, which the output processor writes as they come.
     """
 
@@ -49,6 +50,7 @@ class GenerationRequest:
     n: int = 1
     choice: int = 0
     record: RequestRecord = field(init=False, compare=False, repr=False)
+    key_id: str = ""
 
     def __post_init__(self) -> None:
         record = RequestRecord(
@@ -58,6 +60,7 @@ class GenerationRequest:
             max_tokens=0 if self.is_prompt_only else self.engine_request.sampling_params.max_tokens,
             n=self.n,
             choice=self.choice,
+            key_id=self.key_id,
         )
         object.__setattr__(self, "record", record)
 

@@ -16,6 +16,8 @@ from server.http_record import note_label
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_LABEL_LENGTH = 128
+# The ASGI scope's key under which a request's label stands.
+_LABEL = "pointsman.label"
 _NOT_IN_LABEL = re.compile(r"[^A-Za-z0-9._:/+=@,-]")
 
 
@@ -31,6 +33,7 @@ class RequestLabelMiddleware:
             return
         label = clean_label(Headers(scope=scope).get("x-request-id", "")) or uuid.uuid4().hex
         note_label(scope, label)
+        scope[_LABEL] = label
 
         async def send_labelled(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -92,6 +95,11 @@ class LastCatchMiddleware:
             if scope["type"] != "http" or has_started:
                 raise
             await build_error_response(as_request_error(error))(scope, receive, send)
+
+
+def get_label(scope: Scope) -> str:
+    """Return what a request is called; empty where nobody named it."""
+    return str(scope.get(_LABEL, ""))
 
 
 def clean_label(text: str) -> str:

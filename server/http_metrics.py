@@ -8,7 +8,7 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.routes.probes import ProbeRoute
+from server.routes.probes import UncountedRoute
 
 # Whoever connects may send any word as a method, and any path: what is not ours is one series.
 OTHER = "other"
@@ -58,8 +58,8 @@ class HttpMetricsMiddleware:
         finally:
             # The router leaves it here; there is none where none was found or asked for.
             route = scope.get("route")
-            # Asked for every few seconds by machines: counted, they would drown what people ask.
-            if not isinstance(route, ProbeRoute):
+            # Asked for every few seconds, or for hours: counted, they would drown what people ask.
+            if not isinstance(route, UncountedRoute):
                 method = scope["method"]
                 self._metrics.record_http(
                     method=method if method in _METHODS else OTHER,

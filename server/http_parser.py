@@ -1,22 +1,23 @@
-"""uvicorn's httptools protocol with limits and manners: heads of bounded size, errors in our shape, upgrades ignored.
+"""uvicorn's httptools protocol with limits and manners: heads of bounded size, deadlines, errors in our shape, upgrades
+ignored.
 
-Imports httptools; where that is missing, uvicorn's h11 protocol has limits of its own.
+Imports httptools; where that is missing, h11_parser.py does without.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Callable
 from typing import Any
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from server.errors import ErrorKind, RequestError, build_error_response
+from server.connection import ConnectionClock, HttpTimeouts, build_refusal, close_for_good
+from server.errors import ErrorKind, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class LimitedHttpToolsProtocol(HttpToolsProtocol):
         app_state: What the lifespan left.
         _loop: None = the running one.
         on_refusal: Told the status of each request that is refused before the application sees it.
+        timeouts: How long the client may take.
 
     httptools keeps a header until it is complete and calls nobody meanwhile, so two things are counted: what came
     through callbacks, and the bytes of packets that led to none.
@@ -50,15 +52,59 @@ class LimitedHttpToolsProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         on_refusal: Callable[[int], None],
+        timeouts: HttpTimeouts,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._on_refusal = on_refusal
+        self._clock = ConnectionClock(self.loop, timeouts, on_late=self._take_late, on_deaf=self._take_deaf)
+        # The request being answered; uvicorn's own `cycle` is the last one that came.
+        self._answered: RequestResponseCycle | None = None
         self._num_head_bytes = 0
         self._num_silent_bytes = 0
         self._has_called_back = False
         self._is_in_head = True
+        self._is_between = True
         self._has_refused = False
         self._refusal: RequestError | None = None
+
+    # ------------------------------------------------------------------ the connection
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # uvicorn starts this timer after an answer only; who connects and says nothing is no better.
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._clock.close()
+        self.pipeline.clear()
+        answered = self._answered
+        if answered is not None and answered is not self.cycle and not answered.response_complete:
+            # uvicorn tells the last request that came, not the one that is being answered.
+            answered.disconnected = True
+            answered.message_event.set()
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+
+    def timeout_keep_alive_handler(self) -> None:
+        close_for_good(self.transport)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._clock.watch_writing(True)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._clock.watch_writing(self.transport.is_closing())
+
+    def _take_deaf(self) -> None:
+        self.transport.abort()
+
+    def _take_late(self) -> None:
+        if self.flow.read_paused:
+            self._clock.watch_reading(True, is_held=True)
+        elif self._is_in_head or not self.cycle.response_complete:
+            self._refuse(self._clock.build_late_error(is_in_head=self._is_in_head))
+        else:
+            close_for_good(self.transport)  # it has been answered without its body
 
     # ------------------------------------------------------------------ bytes
     def data_received(self, data: bytes) -> None:
@@ -73,6 +119,13 @@ class LimitedHttpToolsProtocol(HttpToolsProtocol):
             self._ignore_upgrade(data[upgrade.args[0] :])
         except (httptools.HttpParserError, RequestError) as error:
             self._refuse(_find_refusal(error))
+        # Most requests come in one piece, and set no timer.
+        is_waiting = not self._has_refused and not (self._is_between and self._is_answering)
+        self._clock.watch_reading(is_waiting, is_held=self.flow.read_paused)
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def _note_packet(self, num_bytes: int) -> None:
         self._num_silent_bytes = 0 if self._has_called_back else self._num_silent_bytes + num_bytes
@@ -86,7 +139,9 @@ class LimitedHttpToolsProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._has_called_back = True
         self._is_in_head = True
+        self._is_between = False
         self._num_head_bytes = 0
+        self._clock.restart_reading()
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -109,6 +164,9 @@ class LimitedHttpToolsProtocol(HttpToolsProtocol):
         self._has_called_back = True
         super().on_headers_complete()
         self._is_in_head = False
+        self._clock.restart_reading()
+        if not self.pipeline:
+            self._answered = self.cycle
 
     def on_body(self, body: bytes) -> None:
         self._has_called_back = True
@@ -117,6 +175,7 @@ class LimitedHttpToolsProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._has_called_back = True
         self._is_in_head = True
+        self._is_between = True
         super().on_message_complete()
 
     # ------------------------------------------------------------------ upgrades
@@ -145,7 +204,11 @@ class LimitedHttpToolsProtocol(HttpToolsProtocol):
 
     # ------------------------------------------------------------------ refusals
     def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._answered = self.pipeline[-1][0]
         super().on_response_complete()
+        if self.transport.is_closing():
+            self._clock.watch_writing(self.transport.get_write_buffer_size() > 0)
         if self._refusal is not None and self.cycle.response_complete:
             self._write_refusal(self._refusal)
 
@@ -154,8 +217,7 @@ class LimitedHttpToolsProtocol(HttpToolsProtocol):
         self._has_refused = True
         if self._is_in_head:
             self._on_refusal(error.reply.status)
-        is_answering = self.cycle is not None and not self.cycle.response_complete
-        if not is_answering:
+        if not self._is_answering:
             self._write_refusal(error)
         elif self._is_in_head:
             # The requests before it get their answers first.
@@ -175,16 +237,12 @@ class LimitedHttpToolsProtocol(HttpToolsProtocol):
     def _write_refusal(self, error: RequestError) -> None:
         if self.transport.is_closing():
             return
-        # Never the client's own: a head that is refused is not read for one.
-        response = build_error_response(error, {"Connection": "close", "X-Request-Id": uuid.uuid4().hex})
-        head = [STATUS_LINE[response.status_code]]
-        for name, value in (*self.server_state.default_headers, *response.raw_headers):
-            head += (name, b": ", value, b"\r\n")
-        self.transport.write(b"".join((*head, b"\r\n", bytes(response.body))))
-        self.transport.write_eof()
+        self.transport.write(build_refusal(error, self.server_state.default_headers))
+        if self.transport.can_write_eof():  # TLS knows no half of a connection
+            self.transport.write_eof()
         self.flow.resume_reading()
         self._unset_keepalive_if_required()
-        self.loop.call_later(_LINGER_S, self.transport.close)
+        self.loop.call_later(_LINGER_S, close_for_good, self.transport)
 
 
 def _too_large(what: str) -> RequestError:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from typing import TypeVar
 
-from engine_core import EngineCoreOutputs, EngineState
+from engine_core import EngineCommand, EngineCoreOutputs, EngineSnapshot, EngineState
 from server.engine_api import EngineFactory, OnState
 from server.engine_client import EngineClient
+from server.errors import RequestError, ServerStoppingError
 from server.generation import GenerationOutput, GenerationRequest
 from server.output_processor import OutputProcessor
+from server.overload.backlog import Backlog
+from server.records import RequestRecord
 
 T = TypeVar("T")
 
@@ -51,6 +54,17 @@ class InProcEngineClient(EngineClient):
         """Requests that have not ended."""
         return self._processor.num_live
 
+    @property
+    def backlog(self) -> Backlog:
+        return self._processor.backlog
+
+    def take_snapshot(self) -> asyncio.Future[EngineSnapshot] | None:
+        future = self._engine.take_snapshot()
+        return None if future is None else asyncio.wrap_future(future)
+
+    def get_record(self, request_id: str) -> RequestRecord | None:
+        return self._processor.get_record(request_id)
+
     def seconds_since_progress(self) -> float:
         return self._engine.seconds_since_progress()
 
@@ -65,9 +79,18 @@ class InProcEngineClient(EngineClient):
             if self._processor.discard(request_id):
                 self._engine.abort_requests([request_id])
 
-    def fail_all(self, reason: str) -> None:
-        """End every live request with a ServerStoppingError that says ``reason``, and abort it in the engine."""
-        request_ids = self._processor.fail_all(reason)
+    def fail_requests(self, request_ids: Collection[str], error: RequestError) -> int:
+        ended = self._processor.fail(request_ids, error)
+        if ended:
+            self._engine.abort_requests(ended)
+        return len(ended)
+
+    async def command(self, command: EngineCommand) -> bool:
+        return await asyncio.wrap_future(self._engine.ask(command))
+
+    def fail_all(self, reason: str, kind: type[Exception] = ServerStoppingError) -> None:
+        """End every live request with an exception that says ``reason``, and abort it in the engine."""
+        request_ids = self._processor.fail_all(reason, kind)
         if request_ids:
             self._engine.abort_requests(request_ids)
 

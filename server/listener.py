@@ -9,17 +9,20 @@ import functools
 import importlib.util
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Iterator
-from typing import Literal
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from server.connection import HttpTimeouts
+
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
-# Longer than the idle time of usual proxies (60 s): it is theirs, not ours, to close an idle connection.
-_KEEP_ALIVE_S = 75
+# What the system keeps of an answer that its client does not read: beyond, it is ours to notice. Left alone, Linux lets
+# it grow to 4 MB a connection.
+_SEND_BUFFER_BYTES = 256 * 1024
 
 
 class ListenError(Exception):
@@ -29,9 +32,20 @@ class ListenError(Exception):
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers: the daemon decides what a signal means, and which exit code follows."""
 
+    def use_tls(self, context: ssl.SSLContext) -> None:
+        """Encrypt connections; call before serving."""
+        # Not by Config's own arguments, which read the files once and know no minimum version.
+        self.config.load()
+        self.config.ssl = context
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    def cut_connections(self) -> None:
+        """End every connection as it is; its request, if there is one, sees its client leave."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -48,6 +62,7 @@ def bind(host: str, port: int) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)  # connections inherit it
         sock.bind(address)
     except OSError as error:
         sock.close()
@@ -68,17 +83,21 @@ def listen(sock: socket.socket) -> None:
         raise ListenError(_describe(error, host, port)) from None
 
 
-def create_http_server(app: ASGIApp, *, grace_s: int, on_refusal: Callable[[int], None]) -> HttpServer:
+def create_http_server(
+    app: ASGIApp, *, grace_s: int, on_refusal: Callable[[int], None], timeouts: HttpTimeouts | None = None
+) -> HttpServer:
     """Return a server for ``app``.
 
     Args:
         app: The application.
         grace_s: Seconds that responses get to finish once the server is told to stop.
         on_refusal: Told the status of each request that the application never saw, because its head was refused.
+        timeouts: How long clients may take; None = as the flags' defaults say.
     """
+    timeouts = timeouts or HttpTimeouts()
     config = uvicorn.Config(
         app,
-        http=_choose_http(on_refusal),
+        http=_choose_http(on_refusal, timeouts),
         loop="auto",  # uvloop likewise
         ws="none",
         lifespan="on",
@@ -86,24 +105,24 @@ def create_http_server(app: ASGIApp, *, grace_s: int, on_refusal: Callable[[int]
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_keep_alive=timeouts.keep_alive_s,
         timeout_graceful_shutdown=grace_s,
     )
     return HttpServer(config)
 
 
-def _choose_http(on_refusal: Callable[[int], None]) -> type[asyncio.Protocol] | Literal["h11"]:
+def _choose_http(on_refusal: Callable[[int], None], timeouts: HttpTimeouts) -> type[asyncio.Protocol]:
     # Not by catching ImportError: our limits stand on uvicorn's internals, and must not be lost unseen if they move.
     if importlib.util.find_spec("httptools") is None:
         logger.warning(
             "httptools is not installed, so h11 reads HTTP: more slowly, with 64 KB but any number of headers a "
             "request, and with refusals in plain text. `pip install httptools` changes that."
         )
-        return "h11"
-    from server.http_parser import LimitedHttpToolsProtocol
-
+        from server.h11_parser import TimedH11Protocol as HttpProtocol
+    else:
+        from server.http_parser import LimitedHttpToolsProtocol as HttpProtocol  # type: ignore[assignment]
     # uvicorn wants a class, and only calls it.
-    return functools.partial(LimitedHttpToolsProtocol, on_refusal=on_refusal)  # type: ignore[return-value]
+    return functools.partial(HttpProtocol, on_refusal=on_refusal, timeouts=timeouts)  # type: ignore[return-value]
 
 
 def _describe(error: OSError, host: str, port: int) -> str:

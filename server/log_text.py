@@ -36,6 +36,11 @@ class SafeFormatter(logging.Formatter):
     A line that begins at the margin is a record of ours, then, whatever a client put into a field or an exception.
     """
 
+    def format(self, record: logging.LogRecord) -> str:
+        if record.exc_info:
+            record.exc_text = None  # logging keeps there what another formatter made of the traceback
+        return super().format(record)
+
     def formatMessage(self, record: logging.LogRecord) -> str:
         return escape_text(super().formatMessage(record).rstrip("\n"))
 

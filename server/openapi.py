@@ -27,10 +27,30 @@ _ALWAYS = (
     ErrorKind.BODY_TOO_LARGE,
     ErrorKind.INTERNAL,
 )
-# An operation that exists is found, and by its own method.
-_NEVER = (ErrorKind.NOT_FOUND, ErrorKind.METHOD_NOT_ALLOWED)
-_WITH_BODY = tuple(kind for kind in ErrorKind if kind not in _NEVER)
-_LOOK_UP = (*_ALWAYS, ErrorKind.MODEL_NOT_FOUND)
+# Of every path that may need a key.
+_CLOSED = (*_ALWAYS, ErrorKind.INVALID_API_KEY, ErrorKind.INSUFFICIENT_SCOPE, ErrorKind.HOST_NOT_ALLOWED)
+# An operation that exists is found, and by its own method; who watches is the status page's own business.
+_NEVER = (ErrorKind.NOT_FOUND, ErrorKind.METHOD_NOT_ALLOWED, ErrorKind.TOO_MANY_VIEWERS)
+_NOT_READY = (ErrorKind.NOT_READY, ErrorKind.DRAINING, ErrorKind.ENGINE_DEAD, ErrorKind.ENGINE_STUCK)
+# Of requests that take a place in the engine's queue.
+_OVERLOAD = (
+    ErrorKind.QUEUE_FULL,
+    ErrorKind.QUEUE_TIMEOUT,
+    ErrorKind.RATE_LIMITED,
+    ErrorKind.REQUEST_TIMEOUT,
+    ErrorKind.CANCELLED,
+)
+_GENERATING = tuple(kind for kind in ErrorKind if kind not in _NEVER)
+_WITH_BODY = tuple(kind for kind in _GENERATING if kind not in _OVERLOAD)
+_FIELDS = (
+    ErrorKind.MALFORMED_BODY,
+    ErrorKind.INVALID_VALUE,
+    ErrorKind.MISSING_PARAMETER,
+    ErrorKind.UNKNOWN_PARAMETER,
+    ErrorKind.UNSUPPORTED_MEDIA_TYPE,
+)
+_COMMAND = (*_CLOSED, ErrorKind.NOT_READY, ErrorKind.ENGINE_DEAD)
+_LOOK_UP = (*_CLOSED, ErrorKind.MODEL_NOT_FOUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +66,15 @@ class _Answers:
     """
 
     ok: type[BaseModel] | None
-    errors: tuple[ErrorKind, ...] = _ALWAYS
+    errors: tuple[ErrorKind, ...] = _CLOSED
     chunk: type[BaseModel] | None = None
     error: type[BaseModel] = reply.ErrorReply
     is_list: bool = False
 
 
 _TABLE: Mapping[str, _Answers] = {
-    "/v1/completions": _Answers(reply.CompletionReply, _WITH_BODY, reply.CompletionChunk),
-    "/v1/chat/completions": _Answers(reply.ChatReply, _WITH_BODY, reply.ChatChunk),
+    "/v1/completions": _Answers(reply.CompletionReply, _GENERATING, reply.CompletionChunk),
+    "/v1/chat/completions": _Answers(reply.ChatReply, _GENERATING, reply.ChatChunk),
     "/v1/completions/render": _Answers(reply.RenderedRequest, _WITH_BODY, is_list=True),
     "/v1/chat/completions/render": _Answers(reply.RenderedRequest, _WITH_BODY),
     "/tokenize": _Answers(reply.TokenizeReply, _WITH_BODY),
@@ -62,20 +82,23 @@ _TABLE: Mapping[str, _Answers] = {
     "/v1/models": _Answers(reply.ModelList),
     "/v1/models/{model_id}": _Answers(reply.ModelCard, _LOOK_UP),
     "/health": _Answers(reply.Status, (*_ALWAYS, ErrorKind.ENGINE_DEAD), error=reply.NotReadyReply),
-    "/ready": _Answers(reply.Status, (*_ALWAYS, ErrorKind.NOT_READY, ErrorKind.ENGINE_DEAD), error=reply.NotReadyReply),
-    "/ping": _Answers(reply.Status),
+    "/ready": _Answers(reply.Status, (*_ALWAYS, *_NOT_READY), error=reply.NotReadyReply),
+    "/ping": _Answers(reply.Status, _ALWAYS),
     "/version": _Answers(reply.VersionReply),
     "/metrics": _Answers(None),
     "/load": _Answers(reply.LoadReply),
     "/get_load": _Answers(reply.WorkerLoadReply),
     "/is_sleeping": _Answers(reply.SleepReply),
-    "/get_server_info": _Answers(reply.KVBlockInfo, (*_ALWAYS, ErrorKind.NOT_READY)),
+    "/get_server_info": _Answers(reply.KVBlockInfo, (*_CLOSED, ErrorKind.NOT_READY)),
     "/server_info": _Answers(reply.WorkerInfo),
     "/model_info": _Answers(reply.ModelInfo),
+    "/admin/limits": _Answers(reply.LimitsReply, (*_COMMAND, *_FIELDS)),
+    "/reset_prefix_cache": _Answers(reply.ResetReply, (*_COMMAND, ErrorKind.INVALID_VALUE)),
+    "/abort": _Answers(reply.AbortReply, (*_CLOSED, *_FIELDS, ErrorKind.NOT_FOUND)),
 }
 _DESCRIPTION = (
-    "OpenAI's HTTP API, with vLLM's extensions. Every answer has an X-Request-Id; a 503 that is worth another try has "
-    "a Retry-After."
+    "OpenAI's HTTP API, with vLLM's extensions. Every answer has an X-Request-Id; a 429, and a 503 that is worth "
+    "another try, has a Retry-After. Where the server has keys, send `Authorization: Bearer KEY`."
 )
 
 

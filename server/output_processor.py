@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from engine_core import EngineCoreOutput, EngineCoreOutputs, EngineDeadError, FinishReason, SchedulerStats
 from server.errors import ServerStoppingError
 from server.generation import GenerationOutput, GenerationRequest
-from server.metrics import ServerMetrics
 from server.output_stream import OutputStream
 from server.output_text import DecodeStream, OutputText, Piece, TokenBytes
-from server.records import RequestRecord, StepRecord
+from server.overload.backlog import Backlog
+from server.records import RequestRecord, StepListener, StepRecord
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +106,9 @@ class OutputProcessor:
         token_bytes: What a token stands for, for those who ask for logprobs.
         metrics: Gets one record a step.
         clock: Seconds, the one that ``arrival_time`` is on.
+
+    Attributes:
+        backlog: Told of each step.
     """
 
     def __init__(
@@ -113,13 +116,14 @@ class OutputProcessor:
         *,
         new_decode_stream: Callable[[Sequence[int]], DecodeStream],
         token_bytes: TokenBytes,
-        metrics: ServerMetrics,
+        metrics: StepListener,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._new_decode_stream = new_decode_stream
         self._token_bytes = token_bytes
         self._metrics = metrics
         self._clock = clock
+        self.backlog = Backlog()
         self._live: dict[str, _LiveRequest] = {}
         self._engine_error: str | None = None
 
@@ -127,6 +131,11 @@ class OutputProcessor:
     def num_live(self) -> int:
         """Requests that have not ended."""
         return len(self._live)
+
+    def get_record(self, request_id: str) -> RequestRecord | None:
+        """Return the figures of a live request; None where there is none of that id."""
+        live = self._live.get(request_id)
+        return None if live is None else live.record
 
     def add(self, request: GenerationRequest) -> OutputStream:
         """Register a request, before the engine hears of it.
@@ -176,20 +185,29 @@ class OutputProcessor:
                 is_over = self._deliver(request_id, [token_id], _GOES_ON, now, record)
             if is_over:
                 to_abort.append(request_id)
+        self.backlog.note_step(outputs, record.ended, now)
         stats = outputs.stats
         if outputs.engine_error is not None:
             self._engine_error = outputs.engine_error
-            self._fail_all(EngineDeadError, outputs.engine_error, FinishReason.ERROR, record)
+            message = outputs.engine_error
+            self._fail(list(self._live), lambda: EngineDeadError(message), FinishReason.ERROR, record)
             stats = SchedulerStats()
         self._metrics.record_step(record, stats)
         return to_abort
 
-    def fail_all(self, reason: str) -> list[str]:
-        """End every live request with a ServerStoppingError that says ``reason``; return their ids, to be aborted."""
+    def fail_all(self, reason: str, kind: type[Exception] = ServerStoppingError) -> list[str]:
+        """End every live request with an exception that says ``reason``; return their ids, to be aborted."""
         request_ids, record = list(self._live), StepRecord()
-        self._fail_all(ServerStoppingError, reason, FinishReason.ABORT, record)
+        self._fail(request_ids, lambda: kind(reason), FinishReason.ABORT, record)
         self._metrics.record_step(record, None)
         return request_ids
+
+    def fail(self, request_ids: Collection[str], error: Exception) -> list[str]:
+        """End those of these requests that are live with an error; return their ids, to be aborted."""
+        live_ids, record = [each for each in request_ids if each in self._live], StepRecord()
+        self._fail(live_ids, lambda: error, FinishReason.ABORT, record)
+        self._metrics.record_step(record, None)
+        return live_ids
 
     def _deliver(
         self, request_id: str, token_ids: list[int], output: EngineCoreOutput, now: float, record: StepRecord
@@ -234,10 +252,12 @@ class OutputProcessor:
             request.gaps.add(gap_s)
         request.last_token_time = now
 
-    def _fail_all(self, kind: type[Exception], message: str, reason: FinishReason, record: StepRecord) -> None:
+    def _fail(
+        self, request_ids: list[str], new_error: Callable[[], Exception], reason: FinishReason, record: StepRecord
+    ) -> None:
         now = self._clock()
-        for request_id in list(self._live):
-            self._live[request_id].stream.fail(kind(message))
+        for request_id in request_ids:
+            self._live[request_id].stream.fail(new_error())
             self._end(request_id, reason, now, record)
 
     def _end(self, request_id: str, reason: FinishReason, now: float, record: StepRecord) -> None:

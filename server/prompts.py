@@ -5,18 +5,22 @@ What it refuses is a RequestError all the same.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
 from server.chat_template import ChatTemplateError
 from server.errors import ErrorKind, RequestError
 from server.generation import Prompt
+from server.template_budget import TemplateLimitError
 from server.wire_types import ChatMessage
 
 # JSON has numbers of thousands of digits.
 _MAX_SHOWN_DIGITS = 40
 # To name the message that a template refuses, conversations are rendered again up to this length.
 _MAX_OFFENDER_RENDERS = 64
+# A short conversation takes a tenth of a millisecond.
+_SLOW_RENDER_S = 0.02
 
 
 class TextTokenizer(Protocol):
@@ -56,10 +60,15 @@ class PromptBuilder:
         tokenizer: The model's.
         chat_template: The model's, None where it has none.
         vocab_size: Of the model; its tokenizer may know ids beyond, which the model cannot take.
+
+    Attributes:
+        tokenizer: As given.
+        has_slow_template: A conversation has taken so long to render that none should be on the event loop.
     """
 
     def __init__(self, *, tokenizer: TextTokenizer, chat_template: Template | None, vocab_size: int) -> None:
         self.tokenizer = tokenizer
+        self.has_slow_template = False
         self._chat_template = chat_template
         self._vocab_size = vocab_size
 
@@ -100,11 +109,17 @@ class PromptBuilder:
         """
         template = self.get_template()
         shown = [_build_template_message(message) for message in messages]
+        started = time.thread_time()
         try:
             text = template.render(shown, add_generation_prompt=add_generation_prompt)
         except ChatTemplateError as error:
-            param = _find_offender(template, shown, str(error))
+            # What takes too long is not tried again, message by message.
+            is_limit = isinstance(error, TemplateLimitError)
+            param = "messages" if is_limit else _find_offender(template, shown, str(error))
             raise RequestError(str(error), kind=ErrorKind.INVALID_VALUE, param=param) from None
+        finally:
+            if time.thread_time() - started > _SLOW_RENDER_S:
+                self.has_slow_template = True
         return Prompt(self.tokenizer.encode(text, add_special_tokens), text)
 
     def get_template(self) -> Template:

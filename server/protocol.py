@@ -16,10 +16,12 @@ from pydantic import BaseModel, ValidationError
 
 from server.errors import ErrorKind, RequestError
 from server.wire_types import (
+    AbortRequest,
     ChatMessage,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    LimitsRequest,
     StreamOptions,
     TokenizeRequest,
     Wire,
@@ -188,6 +190,16 @@ def parse_tokenize(value: Any, *, is_strict: bool, on_unknown: OnUnknown) -> Tok
 def parse_detokenize(value: Any, *, is_strict: bool, on_unknown: OnUnknown) -> DetokenizeRequest:
     """Turn a decoded body into a detokenize request; arguments and errors as for parse_completion."""
     return _parse(DetokenizeRequest, DETOKENIZE_FIELDS, value, _FieldCheck(is_strict, on_unknown))
+
+
+def parse_limits(value: Any, *, is_strict: bool, on_unknown: OnUnknown) -> LimitsRequest:
+    """Turn a decoded body into a change of limits. A misspelt one is always refused: the operator counts on it."""
+    return _parse(LimitsRequest, _honoured(LimitsRequest), value, _FieldCheck(True, on_unknown))
+
+
+def parse_abort(value: Any, *, is_strict: bool, on_unknown: OnUnknown) -> AbortRequest:
+    """Turn a decoded body into a request to end others; arguments and errors as for parse_limits."""
+    return _parse(AbortRequest, _honoured(AbortRequest), value, _FieldCheck(True, on_unknown))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from engine_core import FinishReason
+from engine_core import FinishReason, SchedulerStats
 from server.gap_sample import GapSample
 
 # A request that loses its blocks more often than this has the later times counted only.
@@ -24,6 +26,7 @@ class RequestRecord:
         max_tokens: Output tokens that it may have at most.
         n: Choices that its client asked for; each is a request.
         choice: Which of them it is, from 0.
+        key_id: Whose key it came with; empty where no key is asked for.
         first_scheduled_time: When the scheduler first admitted it; None before.
         first_token_time: When its first token was delivered; None before.
         last_token_time: When its latest token was delivered; None before.
@@ -42,6 +45,7 @@ class RequestRecord:
     max_tokens: int = 0
     n: int = 1
     choice: int = 0
+    key_id: str = ""
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
@@ -73,3 +77,31 @@ class StepRecord:
     started: list[RequestRecord] = field(default_factory=list)
     token_gap_s: list[float] = field(default_factory=list)
     ended: list[RequestRecord] = field(default_factory=list)
+
+
+class StepListener(Protocol):
+    """Hears of every step."""
+
+    def record_step(self, record: StepRecord, stats: SchedulerStats | None) -> None:
+        """Take one step in.
+
+        Args:
+            record: What it meant to its requests.
+            stats: The scheduler's figures after it; None where it gave none.
+        """
+
+
+class StepListeners:
+    """Several listeners as one.
+
+    Args:
+        listeners: Told in this order.
+    """
+
+    def __init__(self, *listeners: StepListener) -> None:
+        self._listeners: Sequence[StepListener] = listeners
+
+    def record_step(self, record: StepRecord, stats: SchedulerStats | None) -> None:
+        """Tell each."""
+        for listener in self._listeners:
+            listener.record_step(record, stats)

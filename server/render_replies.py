@@ -33,7 +33,8 @@ def _describe(
         "prompt": request.prompt.text,
         "sampling_params": _describe_sampling(engine_request.sampling_params, request, wire),
         "priority": engine_request.priority,
-        "cache_salt": engine_request.cache_salt or None,
+        # The client's own part of it: what its key adds is nobody's business.
+        "cache_salt": wire.cache_salt,
         "stream": bool(wire.stream),
     }
 

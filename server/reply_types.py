@@ -281,3 +281,33 @@ class VersionReply(_Reply):
 
     version: str
     system_fingerprint: str
+
+
+class AllocatedLimits(_Reply):
+    """What the server was started with; the live limits go no higher."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+class LimitsReply(AllocatedLimits):
+    """What the server takes on now, 0 = any number, and what waits: requests, one a choice, and their prompt tokens."""
+
+    max_queued_requests: int
+    max_queued_tokens: int
+    allocated: AllocatedLimits
+    num_requests_queued: int
+    num_tokens_queued: int
+
+
+class ResetReply(_Reply):
+    """Whether the prefix cache was reset."""
+
+    success: bool
+
+
+class AbortReply(_Reply):
+    """How many requests were ended, and which ids no request in hand has."""
+
+    num_aborted: int
+    not_found: list[str]

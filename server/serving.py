@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import socket
 import sys
@@ -11,13 +13,17 @@ from fastapi import FastAPI
 
 from engine_core import EngineConfig, EngineState
 from engine_core.engine import Checkpoint, Engine, open_checkpoint, resolve_config
+from server.access import Access
 from server.admission import Admission, SamplingDefaults
 from server.app import AppSettings, create_app
 from server.batch.files import BatchInput, BatchOutput
 from server.batch.job import BatchJob
 from server.chat_template import ChatTemplate, ChatTemplateError
 from server.config import ServerConfig
-from server.daemon import Daemon
+from server.connection import HttpTimeouts
+from server.daemon import Daemon, DaemonHooks, DaemonSettings
+from server.drain import DrainGate
+from server.engine_gauges import read_engine_gauges
 from server.exit_codes import ExitCode
 from server.fingerprint import compute_fingerprint
 from server.in_proc_client import InProcEngineClient
@@ -26,10 +32,13 @@ from server.log_output import exit_process
 from server.metrics import ServerMetrics
 from server.model_resolver import ResolvedModel
 from server.output_processor import OutputProcessor
+from server.overload.limits import Limits
 from server.prompt_threads import PromptThreads
 from server.prompts import PromptBuilder
+from server.records import StepListener, StepListeners
 from server.request_log import RequestLog
 from server.startup_report import StartupReport, format_curl, format_memory, format_summary, format_url
+from server.status.feed import StatusSources
 from server.tokenizer import Tokenizer, load_tokenizer
 from server.tracing import Tracer, open_tracer
 
@@ -66,17 +75,27 @@ class Service:
         loaded: The model.
         client: Of its engine, not yet started.
         app: The application over it.
+        gate: Which the application's requests for generations pass.
         metrics: What the application shows at /metrics.
+        status_sources: What it shows at /status beside them.
     """
 
     loaded: LoadedModel
     client: InProcEngineClient
     app: FastAPI
+    gate: DrainGate
     metrics: ServerMetrics
+    status_sources: StatusSources
 
 
 def serve(
-    config: ServerConfig, *, model: ResolvedModel, sock: socket.socket, report: StartupReport, version: str
+    config: ServerConfig,
+    *,
+    model: ResolvedModel,
+    sock: socket.socket,
+    report: StartupReport,
+    version: str,
+    access: Access,
 ) -> ExitCode:
     """Serve until told to stop, or until the engine dies.
 
@@ -86,6 +105,7 @@ def serve(
         sock: Bound, not listening yet.
         report: To the operator.
         version: Of Pointsman.
+        access: Who may come in.
 
     Raises:
         CheckpointError: The model's files are incomplete or of no supported kind.
@@ -94,16 +114,23 @@ def serve(
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with open_tracer(config.otlp_traces_endpoint, version) as tracer:
-        service = build_service(config, model=model, version=version, tracer=tracer)
-        return _serve(service, config, sock=sock, report=report, version=version)
+        service = build_service(config, model=model, version=version, is_shared=True, access=access, tracer=tracer)
+        return _serve(service, config, sock=sock, report=report, version=version, access=access)
 
 
 def _serve(
-    service: Service, config: ServerConfig, *, sock: socket.socket, report: StartupReport, version: str
+    service: Service,
+    config: ServerConfig,
+    *,
+    sock: socket.socket,
+    report: StartupReport,
+    version: str,
+    access: Access,
 ) -> ExitCode:
     loaded = service.loaded
+    logging.getLogger().addHandler(service.status_sources.errors)
     listen(sock)
-    url = format_url(config.host, sock.getsockname()[1])
+    url = format_url(config.host, sock.getsockname()[1], is_tls=access.tls is not None)
     report.line(
         format_summary(
             version=version,
@@ -120,17 +147,39 @@ def _serve(
             state, cache_dtype=loaded.config.model.dtype, enable_prefix_caching=cache.enable_prefix_caching
         )
         report.line(format_memory(state))
-        print(format_curl(url, loaded.name, has_chat=loaded.chat_template is not None), flush=True)
+        report.manager.tell_ready(f"Serving {loaded.name} at {url}")
+        curl = format_curl(
+            url, loaded.name, has_chat=loaded.chat_template is not None, needs_key=access.keys is not None
+        )
+        with contextlib.suppress(OSError):  # whoever reads it may be gone, or its disk be full
+            print(curl, flush=True)
 
-    return Daemon(
+    daemon = Daemon(
         client=service.client,
         app=service.app,
+        gate=service.gate,
         sock=sock,
         report=report,
-        on_ready=announce,
-        on_refusal=service.metrics.count_refusal,
+        hooks=DaemonHooks(
+            on_ready=announce,
+            on_refusal=service.metrics.count_refusal,
+            on_near_miss=service.metrics.count_watchdog_near_miss,
+        ),
+        settings=_create_daemon_settings(config),
         hard_exit=exit_process,
-    ).run()
+    )
+    if access.tls is not None:
+        daemon.use_tls(access.tls)
+    daemon.end_streams_by(service.app.state.status_feed.close)
+    return daemon.run()
+
+
+def _create_daemon_settings(config: ServerConfig) -> DaemonSettings:
+    return DaemonSettings(
+        drain_timeout_s=config.drain_timeout_s,
+        watchdog_timeout_s=config.watchdog_timeout_s,
+        http=HttpTimeouts(read_s=config.request_read_timeout_s, write_s=config.stream_write_timeout_s),
+    )
 
 
 def run_batch(
@@ -145,7 +194,7 @@ def run_batch(
     """Answer a file of requests without a port; arguments and errors as for serve, and the batch's two files."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with open_tracer(config.otlp_traces_endpoint, version) as tracer:
-        service = build_service(config, model=model, version=version, tracer=tracer)
+        service = build_service(config, model=model, version=version, is_shared=False, tracer=tracer)
         job = BatchJob(
             client=service.client,
             app=service.app,
@@ -158,19 +207,32 @@ def run_batch(
         return job.run()
 
 
-def build_service(config: ServerConfig, *, model: ResolvedModel, version: str, tracer: Tracer | None = None) -> Service:
+def build_service(
+    config: ServerConfig,
+    *,
+    model: ResolvedModel,
+    version: str,
+    is_shared: bool,
+    access: Access | None = None,
+    tracer: Tracer | None = None,
+) -> Service:
     """Put together everything that serves one model; nothing is started. Errors as for open_model.
 
     Args:
         config: The server's.
         model: What to serve.
         version: Of Pointsman.
+        is_shared: By clients who do not know of each other, and may bring more than can be done.
+        access: Who may come in; None = whoever holds the application.
         tracer: Records the requests' spans; None = nobody does.
     """
     loaded = open_model(config, model)
     assert loaded.config.model.max_model_len is not None, "resolve() settles it"
     metrics = ServerMetrics(loaded.name, max_model_len=loaded.config.model.max_model_len)
-    client = create_client(loaded, metrics)
+    sources = StatusSources()
+    client = create_client(loaded, StepListeners(metrics, sources.history))
+    gate = DrainGate()
+    metrics.watch(functools.partial(read_engine_gauges, client, gate))
     app = create_app(
         engine_client=client,
         admission=_create_admission(loaded, client),
@@ -182,10 +244,14 @@ def build_service(config: ServerConfig, *, model: ResolvedModel, version: str, t
             architecture=loaded.checkpoint.arch.architecture,
             is_strict=config.strict_fields,
             has_forced_usage=config.enable_force_include_usage,
+            access=access or Access(),
+            limits=config.to_limits(loaded.config.scheduler) if is_shared else Limits(),
         ),
+        gate=gate,
         request_log=RequestLog(tracer),
+        status_sources=sources,
     )
-    return Service(loaded, client, app, metrics)
+    return Service(loaded, client, app, gate, metrics, sources)
 
 
 def open_model(config: ServerConfig, model: ResolvedModel) -> LoadedModel:
@@ -207,10 +273,15 @@ def open_model(config: ServerConfig, model: ResolvedModel) -> LoadedModel:
     )
 
 
-def create_client(loaded: LoadedModel, metrics: ServerMetrics) -> InProcEngineClient:
-    """Return the client of an engine for this model, not yet started."""
+def create_client(loaded: LoadedModel, listener: StepListener) -> InProcEngineClient:
+    """Return the client of an engine for this model, not yet started.
+
+    Args:
+        loaded: The model.
+        listener: Hears of every step.
+    """
     processor = OutputProcessor(
-        new_decode_stream=loaded.tokenizer.decode_stream, token_bytes=loaded.tokenizer.token_bytes, metrics=metrics
+        new_decode_stream=loaded.tokenizer.decode_stream, token_bytes=loaded.tokenizer.token_bytes, metrics=listener
     )
     return InProcEngineClient(
         lambda publish, on_state: Engine(

@@ -1,4 +1,4 @@
-"""What the operator reads while the server starts: summary, progress, memory, and a curl that works."""
+"""What the operator reads while the server starts and stops: summary, progress, memory, and a curl that works."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ import sys
 
 from engine_core import DeviceConfig, EngineConfig, EnginePhase, EngineState
 from server.log_output import TextOut
+from server.service_manager import ServiceManager
 
 _PROGRESS_STEPS = 4  # lines of progress where they cannot overwrite each other
 _MIB = 2**20
 
 
 class StartupReport:
-    """Writes to the operator.
+    """Writes to the operator, and tells the service manager.
 
     Args:
         out: A terminal, where progress overwrites itself, or a file.
+        manager: The service manager; None = nobody.
 
     Attributes:
         is_terminal: Whether ``overwrite`` makes sense.
+        manager: As given; it is told of loading and of the end here, of the rest by whoever knows.
     """
 
-    def __init__(self, out: TextOut | None = None) -> None:
+    def __init__(self, out: TextOut | None = None, manager: ServiceManager | None = None) -> None:
+        self.manager = manager or ServiceManager()
         self.redirect(out)
         self._is_line_open = False
         self._last_quarter = -1
@@ -49,11 +53,24 @@ class StartupReport:
     def loading(self, state: EngineState) -> None:
         """Show how far loading is."""
         text = f"Loading {state.progress:4.0%}  {state.detail}"
+        self.manager.tell_status(text)
         if self.is_terminal:
             self.overwrite(text)
         elif (quarter := int(state.progress * _PROGRESS_STEPS)) > self._last_quarter:
             self._last_quarter = quarter
             self.line(text)
+
+    def stopping(self, num_requests: int, timeout_s: float) -> None:
+        """Say that the end has begun.
+
+        Args:
+            num_requests: That still run.
+            timeout_s: So long they may.
+        """
+        what = "1 request has" if num_requests == 1 else f"{num_requests} requests have"
+        waits = f" when {what} ended, or in {timeout_s:g} s" if num_requests else ""
+        self.manager.tell_stopping(f"Stopping{waits}")
+        self.line(f"Stopping{waits}; once more stops at once.")
 
     def _write(self, text: str) -> None:
         # Whoever read this may be gone, with its end of the pipe: the server goes on, and above all can be stopped.
@@ -72,17 +89,23 @@ def format_summary(*, version: str, model_name: str, architecture: str, config: 
         config: Resolved: its context and what computes are settled.
         url: Where it is served.
     """
-    return _format_rows(
+    return format_rows(
         f"Pointsman {version}",
         {
             "model": f"{model_name} ({architecture})",
             "files": str(config.model.path),
             "context": f"{config.model.max_model_len:,} tokens",
             "kernels": _kernels(config.device),
-            "numbers": f"weights {_weights(config)}, KV cache {_kv_dtype(config)}",
+            "numbers": format_numbers(config),
             "address": url,
+            "live page": f"{url}/status",
         },
     )
+
+
+def format_numbers(config: EngineConfig) -> str:
+    """Return which number formats weights and KV cache have; ``config`` is settled."""
+    return f"weights {_weights(config)}, KV cache {_kv_dtype(config)}"
 
 
 def _kernels(device: DeviceConfig) -> str:
@@ -119,36 +142,40 @@ def format_memory(state: EngineState) -> str:
     }
     if state.detail:
         rows["sized by"] = state.detail
-    return _format_rows("Memory", rows)
+    return format_rows("Memory", rows)
 
 
-def format_url(host: str, port: int) -> str:
+def format_url(host: str, port: int, *, is_tls: bool = False) -> str:
     """Return the address to use on this machine; an address that means "all" becomes loopback."""
+    scheme = "https" if is_tls else "http"
     try:
         address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        return f"http://{host}:{port}"
+        return f"{scheme}://{host}:{port}"
     if address.is_unspecified:
         address = ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")
-    return f"http://[{address}]:{port}" if address.version == 6 else f"http://{address}:{port}"
+    return f"{scheme}://[{address}]:{port}" if address.version == 6 else f"{scheme}://{address}:{port}"
 
 
-def format_curl(url: str, model_name: str, *, has_chat: bool) -> str:
+def format_curl(url: str, model_name: str, *, has_chat: bool, needs_key: bool = False) -> str:
     """Return one line for a shell that gets an answer from this server.
 
     Args:
         url: From ``format_url``.
         model_name: As served.
         has_chat: The model has a chat template; else it completes text.
+        needs_key: The server has keys; the line takes one from the shell's POINTSMAN_API_KEY and never holds it.
     """
     path = "chat/completions" if has_chat else "completions"
     chat, text = {"messages": [{"role": "user", "content": "Say hello."}]}, {"prompt": "Once upon a time"}
     fields = {"model": model_name, **(chat if has_chat else text), "max_tokens": 64, "temperature": 0}
     data = json.dumps(fields, ensure_ascii=False)
-    return f"curl {url}/v1/{path} -H 'Content-Type: application/json' -d {shlex.quote(data)}"
+    key = ' -H "Authorization: Bearer $POINTSMAN_API_KEY"' if needs_key else ""
+    return f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(data)}"
 
 
-def _format_rows(title: str, rows: dict[str, str]) -> str:
+def format_rows(title: str, rows: dict[str, str]) -> str:
+    """Return a title, and below it names and values in two columns."""
     width = max(map(len, rows))
     return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows.items())])
 

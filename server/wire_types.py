@@ -21,6 +21,7 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_LOGPROBS = 20
 MAX_N = 128
 MAX_CHOICES = 256
+MAX_ABORTED_IDS = 1000
 _MAX_SALT_CHARS = 256
 
 
@@ -247,3 +248,28 @@ class DetokenizeRequest(Wire):
 
     model: str | None = Field(None, description="The served model's name; may be left out.")
     tokens: Annotated[list[int], PlainValidator(parse_token_ids, list[int])] = Field(description="Token ids.")
+
+
+class LimitsRequest(Wire):
+    """POST /admin/limits. What is left out stays as it is."""
+
+    max_num_seqs: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Requests running at once. Lowered, those that run go on; never above the start's."
+    )
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Tokens a step; never above the start's."
+    )
+    max_queued_requests: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Requests that may wait beyond those that run; 0 = any number."
+    )
+    max_queued_tokens: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Prompt tokens that may wait; 0 = any number."
+    )
+
+
+class AbortRequest(Wire):
+    """POST /abort."""
+
+    request_ids: Annotated[
+        list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_ABORTED_IDS)
+    ] = Field(description="Up to 1000 of the requests' own X-Request-Ids, or of their answers' `id`s.")

@@ -14,13 +14,14 @@ ALLOWED = {"server": {"server", "engine_core"}, "engine_core": {"engine_core", "
 # Inside engine_core a module may import its own layer and those to the right of it.
 LAYERS = (
     {"engine"},
+    {"forecast"},
     {"core", "step_executor"},
     {"model"},
     {"scheduler"},
     {"kv_cache"},
-    {"request", "memory"},
+    {"request", "memory", "survey"},
     {"messages"},
-    {"stats", "sampling_params", "config"},
+    {"stats", "sampling_params", "config", "snapshot"},
     {"errors", "housekeeping"},
 )
 FORBIDDEN = {

@@ -17,7 +17,7 @@ from engine_core.model.arch import ArchSpec, arch_from_config
 from engine_core.model.config_fields import ConfigFields
 from engine_core.model.gguf_source import open_gguf
 from engine_core.model.safetensors_source import SafetensorsSource, find_safetensors
-from engine_core.model.weights import GenerationDefaults, WeightSource
+from engine_core.model.weights import GenerationDefaults, ImaginedSource, WeightSource
 
 _MAX_NAMED = 5
 _READABLE_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
@@ -55,6 +55,19 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if path.exists():
         raise CheckpointError(f"{path} is neither a directory with a config.json nor a .gguf file.")
     raise CheckpointError(f"{path} does not exist.")
+
+
+def imagine_checkpoint(directory: Path) -> Checkpoint:
+    """Return the checkpoint that a directory's config.json promises, though none of its weights are there yet.
+
+    Its tensors have shapes and a stored dtype, to be measured by; they cannot be read.
+
+    Raises:
+        CheckpointError: The config is missing, broken or of no supported architecture.
+    """
+    config = _read_json(directory / "config.json")
+    arch = arch_from_config(config)
+    return Checkpoint(directory, arch, ImaginedSource(expected_shapes(arch)), _generation_defaults(directory, config))
 
 
 def expected_shapes(arch: ArchSpec) -> dict[str, tuple[int, ...]]:

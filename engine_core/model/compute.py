@@ -13,11 +13,11 @@ import torch
 
 from engine_core.config import EngineConfig, SchedulerConfig
 from engine_core.errors import ConfigError
-from engine_core.model.arch import ArchSpec
+from engine_core.model.arch import ArchSpec, attn_specs
 from engine_core.model.checkpoint import Checkpoint
 from engine_core.model.decoder import LanguageModel
-from engine_core.model.fused_loader import load_fused, model_spec
-from engine_core.model.loader import load_decoder
+from engine_core.model.fused_loader import load_fused, measure_fused, model_spec
+from engine_core.model.loader import load_decoder, measure_decoder
 from kernels.backend import Backend, BackendOptions, NoKernelsError, NotFusableError, UnusableIsaError, create_backend
 from kernels.cpu_threads import usable_threads
 from kernels.fused import FusedKernels
@@ -36,6 +36,19 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """What a model would take, once loaded.
+
+    Attributes:
+        weights_bytes: Its weights.
+        block_bytes: One KV block over all layers.
+    """
+
+    weights_bytes: int
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Compute:
     """What was settled on.
 
@@ -43,11 +56,13 @@ class Compute:
         config: With dtypes, instruction set and threads named; settling it again gives the same.
         backend: What computes.
         kernels: For whole steps; None = layer by layer.
+        reason: Why layer by layer, as the end of a sentence.
     """
 
     config: EngineConfig
     backend: Backend
     kernels: FusedKernels | None
+    reason: str = ""
 
     def load(self, checkpoint: Checkpoint, on_progress: Callable[[float, str], None]) -> LanguageModel:
         """Load the weights; call it on the thread that will run the model.
@@ -66,6 +81,19 @@ class Compute:
             kv_dtype=self.config.cache.kv_cache_dtype,
             on_progress=on_progress,
         )
+
+    def measure(self, checkpoint: Checkpoint) -> ModelSizes:
+        """Return what load() would take, from the checkpoint's headers alone."""
+        arch, cache, dtype = checkpoint.arch, self.config.cache, _DTYPES[self.config.model.dtype]
+        if self.kernels is None:
+            weights_bytes = measure_decoder(checkpoint, self.backend, dtype)
+            page_bytes = self.backend.kv_page_bytes(attn_specs(arch), page_size=cache.block_size, dtype=dtype)
+        else:
+            weights_bytes = measure_fused(checkpoint, self.kernels, quantization=self.config.model.quantization)
+            page_bytes = self.kernels.kv_page_bytes(
+                model_spec(arch), page_size=cache.block_size, kv_dtype=cache.kv_cache_dtype
+            )
+        return ModelSizes(weights_bytes, page_bytes)
 
 
 def settle_compute(config: EngineConfig, arch: ArchSpec) -> Compute:
@@ -89,7 +117,7 @@ def settle_compute(config: EngineConfig, arch: ArchSpec) -> Compute:
     except NotFusableError as error:
         if not isinstance(error, NoKernelsError):
             logger.info("Torch computes this model, layer by layer: %s", error)
-        return Compute(_layer_by_layer(config, backend, str(error)), backend, None)
+        return Compute(_layer_by_layer(config, backend, str(error)), backend, None, str(error))
     return Compute(_fused(config, kernels), backend, kernels)
 
 

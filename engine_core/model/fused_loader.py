@@ -6,6 +6,7 @@ Quantised blocks are handed over as they lie in the file; nothing is dequantised
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from kernels.fused import (
     Storage,
     Target,
     gate_up_order,
+    weights_bytes,
 )
 
 _GROUP = 32  # inputs that share a scale in int4
@@ -79,6 +81,19 @@ def load_fused(
     decoder = FusedDecoder(checkpoint.arch, kernels.build(model_spec(checkpoint.arch), weights, kv_dtype=kv_dtype))
     on_progress(1.0, "loaded")
     return decoder
+
+
+def measure_fused(checkpoint: Checkpoint, kernels: FusedKernels, *, quantization: str) -> int:
+    """Return the memory that load_fused() would take for the weights, from their headers alone.
+
+    Args:
+        checkpoint: Opened.
+        kernels: Made for this model.
+        quantization: As for load_fused().
+    """
+    loader = _Measure(checkpoint.arch, checkpoint.weights, kernels, quantization)
+    layers = [loader.layer(index) for index in range(checkpoint.arch.num_layers)]
+    return weights_bytes(loader.weights(layers))
 
 
 class _Loader:
@@ -157,7 +172,10 @@ class _Loader:
             bias = None if bias is None else np.where(order < 0, np.float32(0.0), bias[order])
         sources = [matrix.rows for matrix in stored]
         target = self._target(stored) if target is None else target
-        return self._kernels.pack(LinearWeights(sources, rows, bias, target))
+        return self._pack(LinearWeights(sources, rows, bias, target))
+
+    def _pack(self, weights: LinearWeights) -> object:
+        return self._kernels.pack(weights)
 
     def _target(self, stored: Sequence[StoredMatrix]) -> Target:
         if self._quantization == "int4" and stored[0].rows.num_columns % _GROUP:
@@ -181,6 +199,24 @@ class _Loader:
     def _table(self, name: str) -> torch.Tensor:
         # A copy: what a source returns may be a view of its mapped file.
         return self._weights.read(name).to(torch.bfloat16, copy=True).contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class _PlannedLinear:
+    num_bytes: int
+
+
+class _Measure(_Loader):
+    """The same loader, but nothing is read and nothing packed."""
+
+    def _pack(self, weights: LinearWeights) -> object:
+        return _PlannedLinear(self._kernels.packed_bytes(weights))
+
+    def _floats(self, name: str) -> FloatArray:
+        return np.zeros(self._weights.shapes[name], np.float32)
+
+    def _table(self, name: str) -> torch.Tensor:
+        return torch.empty(self._weights.shapes[name], dtype=torch.bfloat16, device="meta")
 
 
 def _qkv_names(index: int) -> list[str]:

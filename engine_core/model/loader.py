@@ -40,6 +40,13 @@ def load_decoder(
     return decoder
 
 
+def measure_decoder(checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype) -> int:
+    """Return the memory that load_decoder() would take for the weights, from their headers alone."""
+    loader = _Measure(checkpoint.arch, checkpoint.weights, backend, dtype)
+    layers = [loader.layer(index) for index in range(checkpoint.arch.num_layers)]
+    return loader.decoder(layers).num_bytes
+
+
 class _Loader:
     def __init__(self, arch: ArchSpec, weights: WeightSource, backend: Backend, dtype: torch.dtype) -> None:
         self._arch = arch
@@ -84,8 +91,11 @@ class _Loader:
         return self._pack(weight, bias)
 
     def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-        self._num_bytes += weight.nbytes + (0 if bias is None else bias.nbytes)
+        self._count(weight, bias)
         return self._backend.pack_linear(weight, bias)
+
+    def _count(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._num_bytes += weight.nbytes + (0 if bias is None else bias.nbytes)
 
     def _stacked(self, names: list[str]) -> torch.Tensor:
         return self._copy(names[0]) if len(names) == 1 else torch.cat([self._read(name) for name in names])
@@ -104,3 +114,19 @@ class _Loader:
             return self._copy(f"{name}.weight")
         weight = self._weights.read(f"{name}.weight")
         return weight.to(device=self._backend.device, dtype=torch.float32, copy=True).add_(1.0)
+
+
+class _Measure(_Loader):
+    """The same loader over tensors that have a shape and no numbers."""
+
+    def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        self._count(weight, bias)
+
+    def _copy(self, name: str) -> torch.Tensor:
+        return torch.empty(self._weights.shapes[name], dtype=self._dtype, device="meta")
+
+    def _read(self, name: str) -> torch.Tensor:
+        return self._copy(name)
+
+    def _norm(self, name: str) -> torch.Tensor:
+        return self._copy(f"{name}.weight")

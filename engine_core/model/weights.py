@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from kernels.backend import IntArray
-from kernels.fused import WeightRows
+from kernels.fused import Storage, WeightRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,26 @@ class WeightSource(Protocol):
 
     def read_stored(self, name: str) -> StoredMatrix:
         """Return a matrix as it is stored, quantised blocks as they are. Errors as for read()."""
+
+
+class ImaginedSource:
+    """A WeightSource of tensors that exist in name and shape only: matrices of bf16, as checkpoints have them.
+
+    Args:
+        shapes: By name.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.shapes = shapes
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a tensor without numbers."""
+        return torch.empty(self.shapes[name], dtype=torch.bfloat16, device="meta")
+
+    def read_stored(self, name: str) -> StoredMatrix:
+        """Return a matrix that lies nowhere."""
+        num_rows, num_columns = self.shapes[name]
+        return StoredMatrix(WeightRows(0, None, Storage.BF16, num_rows, num_columns))
 
 
 @dataclass(frozen=True, slots=True)

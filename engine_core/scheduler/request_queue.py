@@ -81,3 +81,17 @@ class RequestQueue:
         num_dead = len(self._heap) - len(self._entries)
         if num_dead > max(_MIN_TOMBSTONES, len(self._entries)):
             self._heap = sorted(self._entries.values())
+
+    def get_first(self, limit: int) -> list[Request]:
+        """Return the first requests, ``limit`` at most, in order. Costs by the limit, not by the queue's length."""
+        # A heap of heap cells whose parents have been seen: the next in order is always among them.
+        found: list[Request] = []
+        seen = [(self._heap[0], 0)] if self._heap else []
+        while seen and len(found) < limit:
+            entry, index = heapq.heappop(seen)
+            if entry.request is not None:
+                found.append(entry.request)
+            for child in (2 * index + 1, 2 * index + 2):
+                if child < len(self._heap):
+                    heapq.heappush(seen, (self._heap[child], child))
+        return found

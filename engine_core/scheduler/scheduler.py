@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from engine_core.config import SchedulerConfig
 from engine_core.kv_cache.manager import KVCacheManager
-from engine_core.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from engine_core.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, SetLimits
 from engine_core.request import Request, RequestStatus
 from engine_core.sampling_params import SamplingParams
 from engine_core.scheduler.constraint import Constraint
@@ -24,6 +24,7 @@ from engine_core.scheduler.lifecycle import Lifecycle
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.request_queue import RequestQueue, build_rank
 from engine_core.scheduler.results import ResultApplier
+from engine_core.scheduler.step_limits import StepLimits
 from engine_core.scheduler.step_plan import ScheduledStep, StepPlan
 from engine_core.scheduler.step_planner import StepPlanner
 from engine_core.stats import SchedulerStats
@@ -47,6 +48,7 @@ class Scheduler:
 
     Attributes:
         max_steps_in_flight: 1 = each step's result is applied before the next step is scheduled.
+        last_plan: What the last look at the requests came upon; for whoever asks why one got no tokens.
     """
 
     def __init__(
@@ -67,8 +69,6 @@ class Scheduler:
             constraints: From build_constraints(config).
             max_steps_in_flight: At least 1.
         """
-        self.max_num_batched_tokens = config.max_num_batched_tokens
-        self.max_num_seqs = config.max_num_seqs
         self.max_model_len = max_model_len
         self.max_steps_in_flight = max_steps_in_flight
         self._pause_state = PauseState.UNPAUSED
@@ -81,10 +81,14 @@ class Scheduler:
         self._max_prompt_tokens = (
             longest if config.enable_chunked_prefill else min(longest, config.max_num_batched_tokens)
         )
+        # A prompt that is computed in one step, after a preemption with its outputs, needs a step that holds it.
+        least = 1 if config.enable_chunked_prefill else min(max_model_len, config.max_num_batched_tokens)
+        self._limits = StepLimits(config, min_num_batched_tokens=least)
         self._counters = StepCounters()
         self._lifecycle = Lifecycle(kv_cache=kv_cache, constraints=self.constraints)
         self._planner = StepPlanner(
             config=config,
+            limits=self._limits,
             kv_cache=kv_cache,
             lifecycle=self._lifecycle,
             constraints=self.constraints,
@@ -92,6 +96,7 @@ class Scheduler:
         )
         self._results = ResultApplier(lifecycle=self._lifecycle, kv_cache=kv_cache, counters=self._counters)
         self._in_flight: deque[ScheduledStep] = deque()
+        self.last_plan = StepPlan(0.0, config.max_num_batched_tokens)
         self._nobody = _build_nobody()
         self._num_added = 0
         self._num_outputs = 0
@@ -102,6 +107,16 @@ class Scheduler:
     def max_prompt_tokens(self) -> int:
         """The longest prompt that the context and an empty KV pool can hold, one output token included."""
         return self._max_prompt_tokens
+
+    @property
+    def max_num_seqs(self) -> int:
+        """At so many running requests nobody is admitted."""
+        return self._limits.max_num_seqs
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Tokens a step at most."""
+        return self._limits.max_num_batched_tokens
 
     @property
     def requests(self) -> dict[str, Request]:
@@ -194,6 +209,14 @@ class Scheduler:
         """Leave waiting requests, or all, alone until told otherwise. Results and aborts are applied as ever."""
         self._pause_state = state
 
+    def set_limits(self, limits: SetLimits) -> None:
+        """Change what a step may hold, from the next one on. Nobody is preempted for it: what runs, runs on.
+
+        Raises:
+            ValueError: It is more than was allocated, or too little to go on with. Nothing has changed.
+        """
+        self._limits.set(limits)
+
     def set_draft_token_ids(self, drafts: Mapping[str, Sequence[int]]) -> None:
         """Guess the next tokens of requests, for the model to check in one step.
 
@@ -242,6 +265,7 @@ class Scheduler:
             plan = StepPlan(now, 0, self._in_flight)
         else:
             plan = self._planner.plan(now, self._in_flight, is_admitting=self._pause_state is PauseState.UNPAUSED)
+            self.last_plan = plan
         return self._emit(plan)
 
     def _emit(self, plan: StepPlan) -> SchedulerOutput:
@@ -280,6 +304,7 @@ class Scheduler:
         outputs = self._results.apply(step, result)
         num_generation_tokens = len(outputs.token_ids) + sum(len(output.new_token_ids) for output in outputs.outputs)
         self._counters.count_step(scheduled.num_prompt_tokens, num_generation_tokens)
+        outputs.started_req_ids.extend(new.request_id for new in scheduled.scheduled_new_reqs if not new.resumed)
         return outputs
 
     # ------------------------------------------------------------------ figures
@@ -326,7 +351,9 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Assert what must hold between any two calls (scheduler.md I1 to I10). Cheap when nothing runs."""
-        check_scheduler(self._lifecycle, self.kv_cache, self._in_flight, max_num_seqs=self.max_num_seqs)
+        # Not the live cap: where that was lowered, more may still run.
+        most = self._limits.allocated_num_seqs
+        check_scheduler(self._lifecycle, self.kv_cache, self._in_flight, max_num_seqs=most)
 
 
 def _build_nobody() -> Request:

@@ -1,4 +1,4 @@
-"""StepPlan: the scratch pad of one schedule() call. Born and dropped inside it; decides nothing.
+"""StepPlan: the scratch pad of one schedule() call. Born inside it, kept until the next; decides nothing.
 
 What outlives it: the SchedulerOutput for the runner, and the ScheduledStep by which the result finds its requests.
 """
@@ -63,6 +63,19 @@ class ScheduledStep:
                 row.request = nobody
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A constraint left a request without tokens.
+
+    Attributes:
+        constraint: Its class's name.
+        is_passed_by: The next in the queue was looked at all the same.
+    """
+
+    constraint: str
+    is_passed_by: bool
+
+
 @dataclass(slots=True)
 class StepPlan:
     """What the step under construction holds so far.
@@ -76,6 +89,7 @@ class StepPlan:
         rows: All others, in schedule order.
         preempted: Requests that lost their blocks in this step.
         num_prompt_tokens: Scheduled tokens that are prompts, or what a preemption threw away.
+        refusals: What constraints said no to, by request id; for whoever asks why.
     """
 
     now: float
@@ -86,6 +100,7 @@ class StepPlan:
     rows: list[ScheduledRow] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     num_prompt_tokens: int = 0
+    refusals: dict[str, Refusal] = field(default_factory=dict)
     _new_reqs: list[NewRequestData] = field(default_factory=list)
     _new_block_ids: dict[str, list[int]] = field(default_factory=dict)
     _drafts: dict[str, list[int]] = field(default_factory=dict)

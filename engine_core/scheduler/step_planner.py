@@ -16,7 +16,8 @@ from engine_core.request import Request, RequestStatus
 from engine_core.scheduler.constraint import Constraint, Verdict
 from engine_core.scheduler.counters import StepCounters
 from engine_core.scheduler.lifecycle import Lifecycle
-from engine_core.scheduler.step_plan import ScheduledRow, ScheduledStep, StepPlan
+from engine_core.scheduler.step_limits import StepLimits
+from engine_core.scheduler.step_plan import Refusal, ScheduledRow, ScheduledStep, StepPlan
 
 # A running request that is held back for this many steps in which nobody else moves will never get work.
 _MAX_STALLS = 2
@@ -26,7 +27,8 @@ class StepPlanner:
     """Fills one StepPlan a step.
 
     Args:
-        config: Budgets and policy.
+        config: Policy.
+        limits: What a step may hold; read at each one.
         kv_cache: Where slots come from.
         lifecycle: Where the requests stand.
         constraints: The features that are on.
@@ -37,21 +39,21 @@ class StepPlanner:
         self,
         *,
         config: SchedulerConfig,
+        limits: StepLimits,
         kv_cache: KVCacheManager,
         lifecycle: Lifecycle,
         constraints: Sequence[Constraint],
         counters: StepCounters,
     ) -> None:
-        self._max_num_batched_tokens = config.max_num_batched_tokens
-        self._max_num_seqs = config.max_num_seqs
+        self._limits = limits
         self._is_priority = config.policy == "priority"
         self._kv_cache = kv_cache
         self._lifecycle = lifecycle
         self._counters = counters
         self._constraints = constraints
-        # Bound once: a hook that a constraint does not override costs nothing.
-        self._gates = [c.gate for c in constraints if c.overrides("gate")]
-        self._caps = [c.cap for c in constraints if c.overrides("cap")]
+        # Chosen once: a hook that a constraint does not override costs nothing.
+        self._gates = [c for c in constraints if c.overrides("gate")]
+        self._caps = [c for c in constraints if c.overrides("cap")]
         self._commits = [c.commit for c in constraints if c.overrides("commit")]
         self._has_decode_lane = not any(
             c.touches_decode for c in constraints if c.overrides("cap") or c.overrides("commit")
@@ -69,7 +71,7 @@ class StepPlanner:
             in_flight: Steps whose results have not been applied.
             is_admitting: Whether anybody may be admitted.
         """
-        plan = StepPlan(now, self._max_num_batched_tokens, in_flight)
+        plan = StepPlan(now, self._limits.max_num_batched_tokens, in_flight)
         for constraint in self._constraints:
             constraint.begin_step(plan, self._lifecycle.running)
         num_displaced = self._displace_for_head(plan) if is_admitting and self._is_priority else 0
@@ -133,7 +135,7 @@ class StepPlanner:
         self._commit(request, start, num_new, plan)
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
-        while plan.token_budget > 0 and len(self._lifecycle.running) < self._max_num_seqs:
+        while plan.token_budget > 0 and len(self._lifecycle.running) < self._limits.max_num_seqs:
             request = self._lifecycle.waiting.peek()
             if request is None or request in plan.preempted:
                 break
@@ -172,9 +174,10 @@ class StepPlanner:
         return Verdict.ADMIT
 
     def _ask_gates(self, request: Request, plan: StepPlan) -> Verdict:
-        for gate in self._gates:
-            verdict = gate(request, plan)
+        for constraint in self._gates:
+            verdict = constraint.gate(request, plan)
             if verdict is not Verdict.ADMIT:
+                plan.refusals[request.request_id] = Refusal(type(constraint).__name__, verdict is Verdict.SKIP)
                 return verdict
         return Verdict.ADMIT
 
@@ -189,10 +192,12 @@ class StepPlanner:
         num_new = min(request.num_tokens_with_spec, request.max_total_tokens - 1) - start
         if num_new > plan.token_budget:
             num_new = plan.token_budget
-        for cap in self._caps:
+        for constraint in self._caps:
             if num_new <= 0:
                 break
-            num_new = cap(request, start, num_new, plan)
+            num_new = constraint.cap(request, start, num_new, plan)
+            if num_new <= 0:
+                plan.refusals[request.request_id] = Refusal(type(constraint).__name__, is_passed_by=False)
         return max(num_new, 0)
 
     def _commit(self, request: Request, start: int, num_new: int, plan: StepPlan) -> None:
@@ -245,7 +250,9 @@ class StepPlanner:
         head, running = self._lifecycle.waiting.peek(), self._lifecycle.running
         if head is None or not running or head.rank[0] >= running[-1].rank[0]:
             return 0
-        victim, lacks_seat = running[-1], len(running) >= self._max_num_seqs
+        if len(running) > self._limits.max_num_seqs:  # lowered: one victim would not give the head a seat
+            return 0
+        victim, lacks_seat = running[-1], len(running) >= self._limits.max_num_seqs
         hits = self._kv_cache.lookup(head)
         probe = StepPlan(plan.now, self._count_spare_tokens(plan), plan.in_flight)
         num_new = self._num_tokens_to_schedule(head, len(hits) * self._kv_cache.block_size, probe)

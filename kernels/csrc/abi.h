@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#define PM_ABI_VERSION 1
+#define PM_ABI_VERSION 2
 #define PM_EXPORT __attribute__((visibility("default")))
 
 extern "C" {
@@ -55,6 +55,8 @@ typedef struct pm_linear_config {
 PM_EXPORT pm_linear* pm_linear_create(pm_machine*, const pm_linear_config*);
 PM_EXPORT void pm_linear_destroy(pm_linear*);
 PM_EXPORT int64_t pm_linear_bytes(const pm_linear*);
+// What pm_linear_bytes() of such a linear would be, or -1. The sources' numbers are not read.
+PM_EXPORT int64_t pm_planned_bytes(const pm_linear_config*);
 // out[num_rows][n] = x[num_rows][k] weight^T + bias, as the model computes it. For tests and benches.
 PM_EXPORT int32_t pm_linear_run(const pm_linear*, const float* x, int32_t num_rows, float* out);
 // out[k] = the weights of one output, as values.
@@ -102,8 +104,9 @@ PM_EXPORT void pm_model_destroy(pm_model*);
 PM_EXPORT void pm_model_set_rope(pm_model*, int32_t rope, const float* cos_sin, int32_t num_positions);
 
 enum { PM_KV_BF16 = 0, PM_KV_INT8 = 1 };
-// Bytes of one page over all layers.
-PM_EXPORT int64_t pm_page_bytes(const pm_model*, int32_t page_size, int32_t kind);
+// Bytes of one page over all layers of a model of this shape.
+PM_EXPORT int64_t pm_page_bytes(int32_t num_layers, int32_t num_kv_heads, int32_t head_dim, int32_t page_size,
+                                int32_t kind);
 PM_EXPORT pm_pages* pm_pages_create(const pm_model*, int32_t num_pages, int32_t page_size, int32_t kind);
 PM_EXPORT void pm_pages_destroy(pm_pages*);
 PM_EXPORT void pm_pages_copy(pm_pages*, const int32_t* from, const int32_t* to, int32_t count);

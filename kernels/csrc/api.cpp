@@ -121,11 +121,13 @@ void check_config(const pm_model_config& config) {
   require(config.num_q_heads / config.num_kv_heads <= kMaxRows, "A group has more than 64 query heads.");
 }
 
+int32_t pad_head_dim(int32_t head_dim) { return round_up(head_dim, 32); }
+
 void lay_out(pm_model* model) {
   const pm_model_config& config = model->config;
   const Layer& first = model->layers[0];
   model->group = config.num_q_heads / config.num_kv_heads;
-  model->head_dim_padded = round_up(config.head_dim, 32);
+  model->head_dim_padded = pad_head_dim(config.head_dim);
   model->hidden_stride = round_up(config.hidden_size, 64);
   model->qkv_layout = layout_qkv(config, first.num_qkv);
   model->attended_stride = first.o->k_padded;
@@ -152,8 +154,8 @@ pm_model* make_model(pm_machine* machine, const pm_model_config& config) {
 }
 
 // Bytes of one head's K, V and scales in one page.
-int64_t head_bytes(const pm_model& model, int32_t page_size, int32_t kind) {
-  int64_t values = (int64_t)2 * page_size * model.head_dim_padded;
+int64_t head_bytes(int32_t head_dim, int32_t page_size, int32_t kind) {
+  int64_t values = (int64_t)2 * page_size * pad_head_dim(head_dim);
   return kind == PM_KV_INT8 ? values + (int64_t)2 * page_size * sizeof(float) : values * 2;
 }
 
@@ -165,7 +167,7 @@ pm_pages* make_pages(const pm_model& model, int32_t num_pages, int32_t page_size
   pages->num_pages = num_pages;
   pages->page_size = page_size;
   pages->kind = (KvKind)kind;
-  pages->head_bytes = head_bytes(model, page_size, kind);
+  pages->head_bytes = head_bytes(model.config.head_dim, page_size, kind);
   pages->layer_page_bytes = pages->head_bytes * model.config.num_kv_heads;
   pages->num_bytes = pages->layer_page_bytes * num_pages * (int64_t)model.layers.size();
   pages->data = static_cast<uint8_t*>(alloc_huge(pages->num_bytes));
@@ -258,6 +260,10 @@ int32_t pm_linear_run(const pm_linear* linear, const float* x, int32_t num_rows,
 
 int64_t pm_linear_bytes(const pm_linear* linear) { return linear->num_bytes; }
 
+int64_t pm_planned_bytes(const pm_linear_config* config) {
+  return guarded<int64_t>(-1, [&] { return plan_linear_bytes(*config); });
+}
+
 void pm_linear_row(const pm_linear* linear, int32_t row, float* out) { unpack_row(linear->weight, row, out); }
 
 pm_model* pm_model_create(pm_machine* machine, const pm_model_config* config) {
@@ -271,8 +277,8 @@ void pm_model_set_rope(pm_model* model, int32_t rope, const float* cos_sin, int3
   model->num_rope_positions[rope] = num_positions;
 }
 
-int64_t pm_page_bytes(const pm_model* model, int32_t page_size, int32_t kind) {
-  return head_bytes(*model, page_size, kind) * model->config.num_kv_heads * (int64_t)model->layers.size();
+int64_t pm_page_bytes(int32_t num_layers, int32_t num_kv_heads, int32_t head_dim, int32_t page_size, int32_t kind) {
+  return head_bytes(head_dim, page_size, kind) * num_kv_heads * num_layers;
 }
 
 pm_pages* pm_pages_create(const pm_model* model, int32_t num_pages, int32_t page_size, int32_t kind) {

@@ -39,18 +39,38 @@ PackFormat pack_format(int32_t target) {
   }
 }
 
-}  // namespace
-
-pm_linear* make_linear(pm_machine* machine, const pm_linear_config& config) {
+std::vector<PackSource> list_sources(const pm_linear_config& config) {
   std::vector<PackSource> sources;
   for (int32_t i = 0; i < config.num_sources; i++)
     sources.push_back({config.sources[i].data, source_type(config.sources[i].storage), config.sources[i].num_rows});
-  PackJob job = {pack_format(config.target), config.n, config.k, sources.data(), config.num_sources,
-                 config.row_order, config.bias};
+  return sources;
+}
+
+PackJob make_job(const pm_linear_config& config, const std::vector<PackSource>& sources) {
+  return {pack_format(config.target), config.n, config.k, sources.data(), config.num_sources,
+          config.row_order, config.bias};
+}
+
+// Returns the bytes that the planned weight takes.
+int64_t plan(const PackJob& job, PackedWeight* weight) {
+  if (const char* problem = plan_pack(job, weight)) throw std::invalid_argument(problem);
+  return packed_bytes(*weight, job.bias != nullptr);
+}
+
+}  // namespace
+
+int64_t plan_linear_bytes(const pm_linear_config& config) {
+  const std::vector<PackSource> sources = list_sources(config);
+  PackedWeight weight;
+  return plan(make_job(config, sources), &weight);
+}
+
+pm_linear* make_linear(pm_machine* machine, const pm_linear_config& config) {
+  const std::vector<PackSource> sources = list_sources(config);
+  const PackJob job = make_job(config, sources);
   auto linear = std::make_unique<pm_linear>();
   linear->machine = machine;
-  if (const char* problem = plan_pack(job, &linear->weight)) throw std::invalid_argument(problem);
-  linear->num_bytes = packed_bytes(linear->weight, config.bias != nullptr);
+  linear->num_bytes = plan(job, &linear->weight);
   void* memory = machine->arena.alloc(linear->num_bytes);
   if (!memory) throw std::bad_alloc();
   place_packed(job, memory, &linear->weight);

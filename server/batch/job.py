@@ -107,7 +107,7 @@ class BatchJob:
     async def _answer_all(self) -> ExitCode:
         assert self._loaded is not None
         if not await self._loaded:
-            return ExitCode.ENGINE_DIED
+            return self._engine.exit_code
         runner = BatchRunner(self._app, window=self._window, is_engine_dead=lambda: self._engine.is_dead)
         progress = BatchProgress(self._report, self._source)
 
@@ -124,7 +124,7 @@ class BatchJob:
         finally:
             progress.end(runner.tally)
         if self._engine.is_dead:
-            return ExitCode.ENGINE_DIED
+            return self._engine.exit_code
         return ExitCode.SOME_FAILED if runner.tally.num_failed else ExitCode.OK
 
     async def _read_lines(self) -> AsyncIterator[bytes | None]:

@@ -13,6 +13,8 @@ from server.engine_client import EngineClient
 from server.http_record import AnswerNote, note_answer
 from server.json_text import encode_json, encode_long_json
 from server.output_text import TokenBytes
+from server.overload.gate import Permit
+from server.overload.middleware import get_permit
 from server.replies import ReplyHead, ReplyOptions, ReplyShape
 from server.reply_events import build_events
 from server.request_reader import RequestReader
@@ -61,6 +63,16 @@ class GenerationRoute:
         self._unix_time = unix_time
         self._has_forced_usage = has_forced_usage
 
+    def let_in(self, request: Request) -> Permit:
+        """Let a request in, before its body is read; return what it holds until it is answered.
+
+        Raises:
+            RequestError: The server is full, or its key has too many requests.
+        """
+        permit = get_permit(request.scope)
+        permit.enter()
+        return permit
+
     async def answer(
         self,
         request: Request,
@@ -80,11 +92,12 @@ class GenerationRoute:
             echo: The prompt stands before its continuation.
 
         Raises:
-            RequestError: It failed before anything was sent.
+            RequestError: It failed before anything was sent, or its prompts are more than may wait now.
             ClientGoneError: The client left.
             EngineDeadError: The engine died.
         """
         self._note(request, wire, admitted)
+        get_permit(request.scope).admit(admitted.response_id, admitted.requests)
         head = ReplyHead(
             admitted.response_id, int(self._unix_time()), self._served_model_name, self._system_fingerprint
         )

@@ -7,13 +7,11 @@ from typing import Any, Protocol
 from fastapi import APIRouter, Response
 
 from engine_core import EnginePhase, EngineState
-from server.engine_client import EngineClient
+from server.drain import DrainGate
+from server.engine_client import MAX_HEARTBEAT_AGE_S, EngineClient
 from server.errors import ErrorKind, RequestError, build_error_body
 from server.json_text import encode_json
 from server.routes.probes import create_probe_router, probe
-
-# An engine with work in hand that has not finished a step for this long should get no new requests.
-MAX_HEARTBEAT_AGE_S = 2.0
 
 
 class MetricsPage(Protocol):
@@ -24,12 +22,13 @@ class MetricsPage(Protocol):
 
 
 def build_router(
-    *, engine_client: EngineClient, metrics: MetricsPage, version: str, system_fingerprint: str
+    *, engine_client: EngineClient, gate: DrainGate, metrics: MetricsPage, version: str, system_fingerprint: str
 ) -> APIRouter:
     """Return the router of these endpoints.
 
     Args:
         engine_client: Its state is what the probes tell.
+        gate: Closed, it makes the server not ready.
         metrics: What /metrics shows.
         version: Of this server.
         system_fingerprint: As in replies.
@@ -42,22 +41,13 @@ def build_router(
         """Tell whether the process can still serve; load never changes it."""
         state = engine_client.state
         if state.phase is EnginePhase.DEAD:
-            return _build_status(503, state, "The engine has died; restart the server.", ErrorKind.ENGINE_DEAD)
+            return _build_status(state, "The engine has died; restart the server.", ErrorKind.ENGINE_DEAD)
         return _build_ok("ok")
 
     @probe(router, "/ready", "/readyz")
     async def get_ready() -> Response:
-        """Tell whether requests should be sent here now."""
-        state = engine_client.state
-        if state.phase is EnginePhase.LOADING:
-            return _build_status(503, state, "The model is still loading.", ErrorKind.NOT_READY)
-        if state.phase is not EnginePhase.READY:
-            return _build_status(503, state, "The engine has stopped.", ErrorKind.ENGINE_DEAD)
-        age_s = engine_client.seconds_since_progress()
-        if age_s > MAX_HEARTBEAT_AGE_S:
-            message = f"The engine has work but has made no progress for {age_s:.1f} s."
-            return _build_status(503, state, message, ErrorKind.NOT_READY)
-        return _build_ok("ready")
+        """Tell whether requests should be sent here now; load never changes it."""
+        return _tell_readiness(engine_client, gate)
 
     @probe(router, "/ping", other_methods=("POST",))
     async def ping() -> Response:
@@ -79,18 +69,34 @@ def build_router(
     return router
 
 
+def _tell_readiness(engine_client: EngineClient, gate: DrainGate) -> Response:
+    state = engine_client.state
+    if gate.refusal is not None:
+        kind = gate.refusal.kind
+        return _build_status(state, gate.refusal.message, kind, status=kind.value)
+    if state.phase is EnginePhase.LOADING:
+        return _build_status(state, "The model is still loading.", ErrorKind.NOT_READY)
+    if state.phase is not EnginePhase.READY:
+        return _build_status(state, "The engine has stopped.", ErrorKind.ENGINE_DEAD)
+    age_s = engine_client.seconds_since_progress()
+    if age_s > MAX_HEARTBEAT_AGE_S:
+        message = f"The engine has work but has made no progress for {age_s:.1f} s."
+        return _build_status(state, message, ErrorKind.NOT_READY, status="stuck")
+    return _build_ok("ready")
+
+
 def _build_ok(status: str) -> Response:
     return Response(encode_json({"status": status}), media_type="application/json")
 
 
-def _build_status(status_code: int, state: EngineState, message: str, kind: ErrorKind) -> Response:
+def _build_status(state: EngineState, message: str, kind: ErrorKind, *, status: str | None = None) -> Response:
     error = RequestError(message, kind=kind)
     body: dict[str, Any] = {
-        "status": state.phase.value,
-        "detail": state.detail,
+        "status": status or state.phase.value,
+        # Why the engine died is for the log: an exception's words tell of files and addresses.
+        "detail": "" if state.phase is EnginePhase.DEAD else state.detail,
         "progress": round(state.progress, 3),
         **build_error_body(error),
     }
-    retry_after_s = error.reply.retry_after_s
-    headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
-    return Response(encode_json(body), status_code=status_code, headers=headers, media_type="application/json")
+    headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
+    return Response(encode_json(body), status_code=error.reply.status, headers=headers, media_type="application/json")

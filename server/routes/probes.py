@@ -11,8 +11,12 @@ from fastapi.routing import APIRoute
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
-class ProbeRoute(APIRoute):
+class UncountedRoute(APIRoute):
     """By its type HttpMetricsMiddleware knows what not to count."""
+
+
+class ProbeRoute(UncountedRoute):
+    """A machine asks it every few seconds."""
 
 
 def create_probe_router(tag: str) -> APIRouter:

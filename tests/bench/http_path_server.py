@@ -13,11 +13,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, ParamSpec, TypeVar
 
-from engine_core import EngineCoreRequest, EnginePhase, EngineState
+from engine_core import EngineCommand, EngineCoreRequest, EnginePhase, EngineState
 from engine_core.config import SchedulerConfig
 from engine_core.core import EngineCore
 from engine_core.housekeeping import no_full_collections
@@ -131,6 +132,11 @@ class _PlainEngine:
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         self._core.abort_requests(tuple(request_ids))
+
+    def ask(self, command: EngineCommand) -> Future[bool]:
+        answer: Future[bool] = Future()
+        self._core.ask(command, answer)
+        return answer
 
     def seconds_since_progress(self) -> float:
         return self._core.seconds_since_progress()

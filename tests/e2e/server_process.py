@@ -31,11 +31,30 @@ class ServerProcess:
         lines: What it printed, both streams, so far.
     """
 
-    def __init__(self, *args: str, env: dict[str, str] | None = None, wait_ready: bool = True) -> None:
-        self.port = free_port()
+    def __init__(
+        self,
+        *args: str,
+        env: dict[str, str] | None = None,
+        wait_ready: bool = True,
+        port: int | None = None,
+        program: Sequence[str] = ("-m", "server"),
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """Describe a server; ``with`` starts it.
+
+        Args:
+            args: Flags of serve.
+            env: Beside what the test has.
+            wait_ready: Start means that it answers.
+            port: None = a free one.
+            program: What Python runs: the server, or something around it.
+            prefix: A command that runs Python, such as a shell which sets limits first; it must exec, not fork.
+        """
+        self.port = free_port() if port is None else port
         self.url = f"http://127.0.0.1:{self.port}"
         self.lines: list[str] = []
-        self._command: Sequence[str] = [sys.executable, "-m", "server", "serve", *args, "--port", str(self.port)]
+        command = [sys.executable, *program, "serve", *args, "--port", str(self.port)]
+        self._command: Sequence[str] = [*prefix, *command]
         # As a user starts it: with all cores, unlike the tests' own torch.
         inherited = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         self._env = {**inherited, "PYTHONUNBUFFERED": "1", **(env or {})}

@@ -5,17 +5,26 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import pytest
 
 from engine_core.config import SchedulerConfig
 from engine_core.core import EngineCore
 from engine_core.kv_cache.manager import KVCacheManager
-from engine_core.messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
+from engine_core.messages import (
+    EngineCommand,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+    ResetPrefixCache,
+    SetLimits,
+)
 from engine_core.sampling_params import SamplingParams
 from engine_core.scheduler.constraint import Constraint, Verdict
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.scheduler import PauseState, Scheduler
+from engine_core.snapshot import EngineSnapshot
 from engine_core.step_executor import DirectExecutor, PendingResult
 from tests.engine_core.scheduler.scenario_helpers import Park
 
@@ -207,6 +216,17 @@ def test_progress_ages_only_with_work_in_hand() -> None:
     assert fixture.core.seconds_since_progress() == 0.0
 
 
+def test_a_pause_is_no_standstill() -> None:
+    fixture = CoreFixture()
+    fixture.add("a")
+    fixture.scheduler.pause(PauseState.PAUSED_ALL)
+    fixture.core._drain_input(block=False)
+    fixture.now = 103.0
+    assert fixture.core.seconds_since_progress() > 0.0
+    fixture.core.step()
+    assert fixture.core.seconds_since_progress() == 0.0
+
+
 def test_waking_up_never_shows_the_age_of_the_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
     fixture, ages = CoreFixture(), []
 
@@ -304,3 +324,127 @@ def test_who_loses_blocks_is_told_with_the_time_at_which_the_step_was_scheduled(
     if max_steps_in_flight == 1:
         assert [message.preemption_time for message in told] == scheduled
     assert all(message.preemption_time == 0 for message in fixture.published if message not in told)
+
+
+# ------------------------------------------------------------------ commands
+def ask(fixture: CoreFixture, command: EngineCommand) -> Future[bool]:
+    answer: Future[bool] = Future()
+    fixture.core.ask(command, answer)
+    return answer
+
+
+def step_to_end(fixture: CoreFixture) -> None:
+    """Do what the busy loop does until it would block."""
+    fixture.core._drain_input(block=False)
+    while fixture.core._has_work():
+        fixture.core.step()
+        fixture.core._drain_input(block=False)
+
+
+def test_limits_are_set_between_two_steps_and_the_answer_says_so() -> None:
+    fixture = CoreFixture(max_num_seqs=4)
+    for name in "abc":
+        fixture.add(name, max_tokens=4)
+    answers: list[Future[bool]] = []
+
+    def lower() -> None:
+        if not answers:
+            answers.append(ask(fixture, SetLimits(max_num_seqs=1)))
+            fixture.add("d")
+
+    fixture.runner.while_running = lower
+    step_to_end(fixture)
+    assert answers[0].result(0) is True
+    entered = [[new.request_id for new in step.scheduled_new_reqs] for step in fixture.runner.steps]
+    assert entered[:5] == [["a", "b", "c"], [], [], [], ["d"]]
+
+
+def test_a_cap_above_what_was_allocated_is_answered_with_the_reason_and_the_loop_goes_on() -> None:
+    fixture = CoreFixture(max_num_seqs=4)
+    answer = ask(fixture, SetLimits(max_num_seqs=5))
+    fixture.run_until_idle()
+    with pytest.raises(ValueError, match="may be 1 to 4"):
+        answer.result(0)
+
+
+def test_the_prefix_cache_is_reset_only_while_nobody_owns_a_block_unless_they_give_them_up() -> None:
+    fixture = CoreFixture()
+    fixture.add("a", prompt=9, max_tokens=3)
+    answers: list[bool] = []
+
+    def reset() -> None:
+        if len(fixture.runner.steps) < 3:
+            pending = ask(fixture, ResetPrefixCache(reset_running=len(fixture.runner.steps) == 2))
+            pending.add_done_callback(lambda done: answers.append(done.result()))
+
+    fixture.runner.while_running = reset
+    fixture.core._drain_input(block=False)
+    for _ in range(2):
+        fixture.core.step()
+    assert answers == [False, True]
+    assert not fixture.scheduler.kv_cache.pool.index
+
+
+def test_a_command_whose_asker_has_left_is_not_carried_out() -> None:
+    fixture = CoreFixture(max_num_seqs=4)
+    answer = ask(fixture, SetLimits(max_num_seqs=1))
+    assert answer.cancel()
+    fixture.run_until_idle()
+    assert fixture.scheduler.max_num_seqs == 4
+
+
+def test_who_was_admitted_for_the_first_time_is_told_once_with_or_without_a_token() -> None:
+    fixture = CoreFixture(max_num_batched_tokens=64, max_num_seqs=2, max_chunk_size=4)
+    fixture.add("a", prompt=9, max_tokens=2)
+    fixture.add("b", prompt=3, max_tokens=1)
+    fixture.add("c", prompt=3, max_tokens=1)
+    step_to_end(fixture)
+    assert [message.started_req_ids for message in fixture.published][:3] == [["a", "b"], ["c"], []]
+    assert sorted(name for message in fixture.published for name in message.started_req_ids) == ["a", "b", "c"]
+
+
+def test_a_look_at_the_requests_is_answered_between_two_steps() -> None:
+    fixture, futures = CoreFixture(), list[Future[EngineSnapshot]]()
+    fixture.add("a", prompt=6, max_tokens=3)
+    fixture.runner.while_running = lambda: futures.append(fixture.core.take_snapshot())
+    fixture.core._drain_input(block=False)
+    fixture.core.step()
+    snapshot = futures[0].result(timeout=0)
+    (row,) = snapshot.running
+    assert (row.request_id, row.num_computed_tokens, row.num_blocks, row.wait_reason) == ("a", 6, 2, "")
+    assert snapshot.blocks.list_owners().count(0) == 2
+
+
+def test_an_idle_engine_can_be_looked_at_and_keeps_house_once() -> None:
+    fixture = CoreFixture()
+    rested = threading.Semaphore(0)
+    fixture.core._rest = rested.release
+    thread = threading.Thread(target=fixture.core.run_busy_loop)
+    thread.start()
+    assert rested.acquire(timeout=10)
+    for _ in range(3):
+        assert fixture.core.take_snapshot().result(timeout=10).num_running == 0
+        assert fixture.core.seconds_since_progress() == 0.0, "it is idle, whoever looks"
+    fixture.core.stop()
+    thread.join(10)
+    assert not rested.acquire(blocking=False)
+
+
+def test_a_look_that_nobody_waits_for_any_more_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixture = CoreFixture()
+    monkeypatch.setattr("engine_core.core.build_snapshot", lambda *args: pytest.fail("nobody asked"))
+    assert fixture.core.take_snapshot().cancel()
+    fixture.run_until_idle()
+
+
+def test_a_look_that_fails_costs_the_engine_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> EngineSnapshot:
+        raise RuntimeError("no picture")
+
+    fixture = CoreFixture()
+    monkeypatch.setattr("engine_core.core.build_snapshot", fail)
+    future = fixture.core.take_snapshot()
+    fixture.add("a", max_tokens=1)
+    fixture.core.run_busy_loop()
+    assert isinstance(future.exception(timeout=0), RuntimeError)
+    assert fixture.ends() == [("a", FinishReason.LENGTH)]

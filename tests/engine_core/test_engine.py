@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +13,19 @@ import pytest
 
 from engine_core.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine_core.engine import Engine, open_checkpoint
-from engine_core.errors import ConfigError, EngineDeadError
-from engine_core.messages import EngineCoreOutputs, EngineCoreRequest, EnginePhase, EngineState, FinishReason
+from engine_core.errors import ConfigError, EngineDeadError, EngineFailure
+from engine_core.messages import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EnginePhase,
+    EngineState,
+    FinishReason,
+    ResetPrefixCache,
+    SetLimits,
+)
 from engine_core.model.runner import ModelRunner
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from engine_core.snapshot import CACHED
 from tests.engine_core.model_checkpoints import VOCAB_SIZE, save_checkpoint
 from tests.helpers import EngineDriver, greedy
 
@@ -101,6 +111,7 @@ def test_a_pool_that_memory_does_not_hold_is_a_sentence_not_a_kill(checkpoint: P
     state, published = load(checkpoint, num_blocks=10**9)
     assert state.phase is EnginePhase.DEAD
     assert "at most" in state.detail
+    assert state.failure is EngineFailure.MEMORY
     assert [message.engine_error for message in published] == [state.detail]
 
 
@@ -189,6 +200,35 @@ def test_requests_are_refused_before_ready_and_after_stopping(checkpoint: Path) 
         engine.add_request(request)
 
 
+def test_a_command_is_answered_by_an_engine_that_runs_and_by_no_other(checkpoint: Path) -> None:
+    with EngineDriver(checkpoint, cache=CACHE, scheduler=SchedulerConfig(max_num_seqs=4)) as driver:
+        assert driver.engine.ask(SetLimits(max_num_seqs=2)).result(60) is True
+        assert driver.engine.ask(ResetPrefixCache()).result(60) is True
+        with pytest.raises(ValueError, match="may be 1 to 4"):
+            driver.engine.ask(SetLimits(max_num_seqs=5)).result(60)
+        assert not driver.engine._unanswered
+    with pytest.raises(EngineDeadError, match="stopped"):
+        driver.engine.ask(ResetPrefixCache())
+
+
+def test_whoever_waits_for_an_answer_when_the_engine_dies_hears_of_it(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[Future[bool]] = []
+
+    with EngineDriver(checkpoint, cache=CACHE) as driver:
+
+        def die(self: ModelRunner, output: SchedulerOutput) -> ModelRunnerOutput:
+            answers.append(driver.engine.ask(ResetPrefixCache()))
+            raise RuntimeError("device lost")
+
+        monkeypatch.setattr(ModelRunner, "execute", die)
+        driver.submit([1], greedy(1))
+        assert driver.outputs.get(timeout=60).engine_error is not None
+        with pytest.raises(EngineDeadError, match="device lost"):
+            answers[0].result(60)
+
+
 def test_stopped_is_not_said_before_the_last_step_has_ended(checkpoint: Path) -> None:
     threads: list[str] = []
 
@@ -203,3 +243,16 @@ def test_stopped_is_not_said_before_the_last_step_has_ended(checkpoint: Path) ->
     engine.start()
     engine.shutdown(60)
     assert "engine-core" in threads and "engine-steps" not in threads
+
+
+def test_a_real_engine_can_be_looked_at_once_it_is_ready(checkpoint: Path) -> None:
+    config = EngineConfig(ModelConfig(checkpoint), CACHE, device=DeviceConfig("torch"))
+    assert Engine(config, open_checkpoint(checkpoint), publish=lambda outputs: None).take_snapshot() is None
+    with EngineDriver(checkpoint, cache=CACHE) as driver:
+        driver.generate([PROMPTS[3]], greedy(4))
+        future = driver.engine.take_snapshot()
+        assert future is not None
+        snapshot = future.result(timeout=60)
+        assert (snapshot.num_running, snapshot.blocks.num_free, snapshot.blocks.num_blocks) == (0, 200, 200)
+        assert snapshot.blocks.list_owners().count(CACHED) == len(PROMPTS[3] + [0] * 3) // 4
+    assert driver.engine.take_snapshot() is None

@@ -8,7 +8,7 @@ import pytest
 
 from engine_core.config import CacheConfig
 from engine_core.errors import CapacityError
-from engine_core.memory import KVBudget, available_bytes, size_kv_pool
+from engine_core.memory import KVBudget, available_bytes, effective_model_len, read_cgroup_memory, size_kv_pool
 
 MIB = 2**20
 
@@ -44,6 +44,38 @@ def test_the_cgroup_counts_where_it_is_tighter(tmp_path: Path, cgroup: tuple[str
     assert available_bytes(machine(tmp_path, available_kib=1000, cgroup=cgroup)) == expected
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_cgroup_of_this_process_counts_wherever_it_is(tmp_path: Path, version: int) -> None:
+    root = machine(tmp_path, available_kib=1000)
+    folder = root / "sys/fs/cgroup" / ("memory/a/b" if version == 1 else "a/b")
+    folder.mkdir(parents=True)
+    (root / "proc/self").mkdir()
+    (root / "proc/self/cgroup").write_text("3:memory:/a/b\n" if version == 1 else "0::/a/b\n")
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if version == 1 else ("memory.max", "memory.current")
+    # The one above is tighter; its own has no limit.
+    for place, limit, usage in ((folder, "9223372036854771712", "7"), (folder.parent, "5000", "4000")):
+        for name, value in zip(names, (limit, usage), strict=True):
+            (place / name).write_text(f"{value}\n")
+    assert available_bytes(root) == 1000
+    found = read_cgroup_memory(root)
+    assert found is not None and (found.limit_bytes, found.left_bytes) == (5000, 1000)
+
+
+@pytest.mark.parametrize("prefix", ["", "total_"])
+def test_pages_of_files_that_were_read_do_not_count_as_taken(tmp_path: Path, prefix: str) -> None:
+    root = machine(tmp_path, available_kib=1000, cgroup=("5000\n", "4000\n"))
+    folder = root / "sys/fs/cgroup"
+    if prefix:
+        (folder / "memory.max").rename(folder / "memory.limit_in_bytes")
+        (folder / "memory.current").rename(folder / "memory.usage_in_bytes")
+    (folder / "memory.stat").write_text(f"anon 900\n{prefix}inactive_file 2500\n{prefix}active_file 500\n")
+    assert available_bytes(root) == 4000
+
+
+def test_without_a_limit_there_is_no_cgroup(tmp_path: Path) -> None:
+    assert read_cgroup_memory(machine(tmp_path, available_kib=1000, cgroup=("max\n", "4000\n"))) is None
+
+
 def test_full_length_requests_are_enough() -> None:
     budget = size()
     assert (budget.num_blocks, budget.num_tokens) == (40, 2560)
@@ -70,3 +102,8 @@ def test_no_block_at_all_is_refused() -> None:
         size(available=MIB)
     with pytest.raises(CapacityError, match="kv_cache_bytes"):
         size(kv_cache_bytes=MIB)
+
+
+def test_a_pool_smaller_than_a_request_lowers_the_context() -> None:
+    assert effective_model_len(640, size(num_blocks=7)) == 448
+    assert effective_model_len(640, size(num_blocks=10)) == 640

@@ -274,3 +274,15 @@ def test_installing_says_why_it_did_not_build(tools: FakeToolchain, tmp_path: Pa
 def test_the_cache_is_the_users() -> None:
     assert default_cache_dir({"XDG_CACHE_HOME": "/c"}) == Path("/c/pointsman")
     assert default_cache_dir({"XDG_CACHE_HOME": "/c", "POINTSMAN_CACHE_DIR": "/d"}) == Path("/d")
+
+
+def test_only_looking_builds_nothing_and_finds_what_was_built(tools: FakeToolchain) -> None:
+    tools.add("c++")
+
+    def look() -> FoundLibrary:
+        return find_library(cache_dir=tools.cache, host=tools.host(), installed=NOTHING, may_build=False)
+
+    assert look().path is None and "the first start builds them with fake 1.0" in look().reason
+    assert not tools.cache.exists() and tools.calls() == []
+    built = tools.find()
+    assert built.path is not None and look() == built

@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ import torch
 from gguf.quants import dequantize
 
 from kernels.cpu_library import ISAS as KNOWN_ISAS
-from kernels.cpu_library import KernelError, Machine
-from kernels.fused import FloatArray, Storage, Target, WeightRows, gate_up_order
+from kernels.cpu_library import KernelError, Linear, Machine
+from kernels.fused import FloatArray, LinearWeights, Storage, Target, WeightRows, gate_up_order
 from tests.kernels.cpu_machines import (
     ISAS,
     QUANTISED,
@@ -100,6 +101,27 @@ def test_a_linear_computes_what_torch_does(isa: str, target: Target, n: int, k: 
     linear = pack(machine(isa), float_rows(weight), target=target, bias=bias)
     expected = torch.nn.functional.linear(*map(torch.from_numpy, (x, weight, bias))).numpy()
     assert relative_error(linear.run(x), expected) < ERRORS[target]
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("storage", [Storage.F32, *QUANTISED], ids=lambda storage: storage.name)
+@pytest.mark.parametrize("target", Target, ids=lambda target: target.name)
+def test_the_bytes_that_are_planned_are_the_bytes_that_are_taken(
+    target: Target, storage: Storage, has_bias: bool
+) -> None:
+    if target is Target.AS_STORED and not storage.is_quantised:
+        return
+    n, k = 37, 2 * max(row_multiple(storage), 32)
+    rows = rows_of(random_blocks(storage, n, k), storage, k) if storage.is_quantised else float_rows(normal(n, k))
+    weights = LinearWeights([rows], np.arange(n, dtype=np.int32), normal(n) if has_bias else None, target)
+    nowhere = LinearWeights([replace(rows, address=0, owner=None)], weights.row_order, weights.bias, target)
+    assert library().packed_bytes(nowhere) == Linear(machine("generic"), weights).num_bytes
+
+
+def test_what_makes_no_linear_has_no_size_but_a_sentence() -> None:
+    rows = WeightRows(0, None, Storage.F32, 4, 8)
+    with pytest.raises(KernelError, match="names a row"):
+        library().packed_bytes(LinearWeights([rows], np.array([4], np.int32), None, Target.BF16))
 
 
 @isas

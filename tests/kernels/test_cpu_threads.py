@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.cpu_threads import usable_threads
+from kernels.cpu_threads import read_thread_limits, usable_threads
 
 
 def write(root: Path, **files: str) -> Path:
@@ -51,3 +51,10 @@ def test_version_1_quotas(tmp_path: Path, quota: str, threads: int) -> None:
 def test_without_cgroups_the_affinity_counts(tmp_path: Path) -> None:
     assert usable_threads(tmp_path, 3) == 3
     assert usable_threads() >= 1
+
+
+def test_the_limits_are_told_one_by_one(tmp_path: Path) -> None:
+    limits = read_thread_limits(write(tmp_path, sys__fs__cgroup__cpu_DOT_max="150000 100000"), 3)
+    assert (limits.num_allowed, limits.quota, limits.num_threads) == (3, 1.5, 1)
+    assert limits.num_online >= 1
+    assert read_thread_limits(tmp_path / "empty", 3).quota is None

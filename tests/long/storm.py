@@ -13,7 +13,7 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,7 @@ class Storm:
         plans: What they ask, in this order.
     """
 
-    def __init__(self, url: str, *, num_streams: int, plans: list[Plan]) -> None:
+    def __init__(self, url: str, *, num_streams: int, plans: Iterable[Plan]) -> None:
         self.tally = Tally()
         self._url = url
         self._num_streams = num_streams

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from engine_core import (
+    EngineCommand,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineDeadError,
+    EngineFailure,
     EnginePhase,
+    EngineSnapshot,
     EngineState,
     FinishReason,
     SamplingParams,
@@ -64,8 +68,12 @@ class FakeEngine:
         self.requests: list[EngineCoreRequest] = []
         self.got_request = asyncio.Event()
         self.aborts: list[list[str]] = []
+        self.commands: list[EngineCommand] = []
+        self.answers: list[Future[bool]] = []
+        self.snapshots_asked: list[Future[EngineSnapshot]] = []
         self.shutdown_timeouts: list[float] = []
         self.ends_in_time = True
+        self.heartbeat_age_s = 0.25
 
     def start(self) -> None:
         self.set_state(READY)
@@ -79,8 +87,17 @@ class FakeEngine:
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         self.aborts.append(list(request_ids))
 
+    def ask(self, command: EngineCommand) -> Future[bool]:
+        self.commands.append(command)
+        self.answers.append(Future())
+        return self.answers[-1]
+
+    def take_snapshot(self) -> Future[EngineSnapshot] | None:
+        self.snapshots_asked.append(Future())
+        return self.snapshots_asked[-1]
+
     def seconds_since_progress(self) -> float:
-        return 0.25
+        return self.heartbeat_age_s
 
     def shutdown(self, timeout_s: float) -> bool:
         self.shutdown_timeouts.append(timeout_s)
@@ -92,11 +109,13 @@ class FakeEngine:
         self.state = state
         self._on_state(state)
 
-    def step(self, *outputs: EngineCoreOutput, stats: SchedulerStats | None = None) -> None:
-        self._publish(EngineCoreOutputs(list(outputs), stats))
+    def step(
+        self, *outputs: EngineCoreOutput, stats: SchedulerStats | None = None, started: Sequence[str] = ()
+    ) -> None:
+        self._publish(EngineCoreOutputs(list(outputs), stats, started_req_ids=list(started)))
 
-    def die(self, reason: str) -> None:
-        self.set_state(EngineState(EnginePhase.DEAD, reason))
+    def die(self, reason: str, failure: EngineFailure = EngineFailure.FAULT) -> None:
+        self.set_state(EngineState(EnginePhase.DEAD, reason, failure=failure))
         self._publish(EngineCoreOutputs([], engine_error=reason))
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 
-from engine_core import EnginePhase, EngineState, FinishReason
+from engine_core import EngineCommand, EnginePhase, EngineSnapshot, EngineState, FinishReason
 from server.engine_client import EngineClient
+from server.errors import RequestError
 from server.generation import GenerationOutput, GenerationRequest
+from server.overload.backlog import Backlog
+from server.records import RequestRecord
 
 # An output is yielded, an Event is waited for, an exception is raised.
 ScriptItem = GenerationOutput | asyncio.Event | Exception
@@ -38,16 +41,30 @@ class FakeEngineClient(EngineClient):
     Args:
         script: Given a request, what happens to it, in order; None = two words, then stop.
         state: The engine's state, which a test may set at any time.
+
+    Attributes:
+        snapshot: What an engine that answers at once shows; None = it is busy with a step.
+        snapshots_asked: Where a busy one's answers go.
+        records: What is noted of live requests.
     """
 
     def __init__(self, script: Script | None = None, state: EngineState | None = None) -> None:
         self.script: Script = script or (lambda request: say("Hello", " there"))
         self.engine_state = state or create_state()
         self.heartbeat_age_s = 0.0
+        self.snapshot: EngineSnapshot | None = None
+        self.snapshots_asked: list[asyncio.Future[EngineSnapshot]] = []
+        self.records: dict[str, RequestRecord] = {}
         self._num_live = 0
         self.requests: list[GenerationRequest] = []
         self.aborted: list[str] = []
         self.has_aborted = asyncio.Event()
+        self.own_backlog = Backlog()
+        self.live_ids: set[str] = set()
+        self.failed: list[tuple[str, RequestError]] = []
+        self.has_failed = asyncio.Event()
+        self.commands: list[EngineCommand] = []
+        self.obey: Callable[[EngineCommand], bool] = lambda command: True
 
     @property
     def state(self) -> EngineState:
@@ -56,6 +73,31 @@ class FakeEngineClient(EngineClient):
     @property
     def num_live(self) -> int:
         return self._num_live
+
+    @property
+    def backlog(self) -> Backlog:
+        return self.own_backlog
+
+    def fail_requests(self, request_ids: Collection[str], error: RequestError) -> int:
+        ended = self.live_ids & set(request_ids)
+        self.live_ids -= ended
+        self.failed += [(request_id, error) for request_id in sorted(ended)]
+        if ended:
+            self.has_failed.set()
+        return len(ended)
+
+    async def command(self, command: EngineCommand) -> bool:
+        self.commands.append(command)
+        return self.obey(command)
+
+    def take_snapshot(self) -> asyncio.Future[EngineSnapshot] | None:
+        self.snapshots_asked.append(asyncio.get_running_loop().create_future())
+        if self.snapshot is not None:
+            self.snapshots_asked[-1].set_result(self.snapshot)
+        return self.snapshots_asked[-1]
+
+    def get_record(self, request_id: str) -> RequestRecord | None:
+        return self.records.get(request_id)
 
     def seconds_since_progress(self) -> float:
         return self.heartbeat_age_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,9 +14,12 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.routing import Route
 
+from server.access import Access
 from server.admission import Admission, SamplingDefaults
 from server.app import AppSettings, create_app
 from server.chat_template import ChatTemplateError
+from server.drain import DrainGate
+from server.overload.limits import Limits
 from server.prompt_threads import PromptThreads
 from server.prompts import PromptBuilder, Template
 from server.request_log import RequestLog
@@ -67,6 +70,9 @@ class FakeMetrics:
     def __init__(self) -> None:
         self.unknown: list[str] = []
         self.http: list[tuple[str, str, str]] = []
+        self.refused: list[str] = []
+        self.rejections: list[str] = []
+        self.watched: list[Callable[[], Mapping[str, float]]] = []
 
     def count_unknown_field(self, name: str) -> None:
         self.unknown.append(name)
@@ -74,8 +80,20 @@ class FakeMetrics:
     def record_http(self, *, method: str, status: str, handler: str, duration_s: float) -> None:
         self.http.append((method, status, handler))
 
+    def count_access_refusal(self, reason: str) -> None:
+        self.refused.append(reason)
+
+    def count_rejection(self, reason: str) -> None:
+        self.rejections.append(reason)
+
+    def watch(self, read: Callable[[], Mapping[str, float]]) -> None:
+        self.watched.append(read)
+
     def render(self) -> tuple[bytes, str]:
         return b"up 1\n", "text/plain; version=0.0.4"
+
+    def get_value(self, name: str, *labels: str) -> float:
+        return 0.0
 
 
 def create_prompts(**overrides: Any) -> PromptBuilder:
@@ -112,7 +130,10 @@ def build_app(
     sampling_defaults: SamplingDefaults | None = None,
     has_priorities: bool = False,
     has_forced_usage: bool = False,
+    gate: DrainGate | None = None,
+    access: Access | None = None,
     request_log: RequestLog | None = None,
+    limits: Limits | None = None,
 ) -> FastAPI:
     prompts = create_prompts(chat_template=(template or FakeTemplate()) if has_template else None)
     admission = create_admission(
@@ -132,7 +153,10 @@ def build_app(
             is_strict=is_strict,
             has_forced_usage=has_forced_usage,
             timing=timing or StreamTiming(),
+            access=access or Access(),
+            limits=limits or Limits(),
         ),
+        gate=gate,
         request_log=request_log,
     )
 

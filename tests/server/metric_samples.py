@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine_core import FinishReason, SchedulerStats
-from server.metric_row import MetricRow
+from server.metric_row import Healthy, MetricRow
 from server.metrics import ServerMetrics
 from server.records import RequestRecord
 
@@ -50,6 +50,7 @@ ROW = MetricRow(
     values=("x",),
     buckets=(1.0, 2.0),
     tells="Short.",
+    healthy=Healthy(high=1),
     alias_of="other",
     has_model_labels=False,
 )

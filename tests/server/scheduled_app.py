@@ -6,12 +6,13 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.types import Message
 
-from engine_core import EngineCoreRequest, EnginePhase, EngineState
+from engine_core import EngineCommand, EngineCoreRequest, EnginePhase, EngineSnapshot, EngineState
 from engine_core.core import EngineCore
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.step_executor import DirectExecutor
@@ -20,6 +21,9 @@ from server.engine_api import OnState, Publish
 from server.in_proc_client import InProcEngineClient
 from server.metrics import ServerMetrics
 from server.output_processor import OutputProcessor
+from server.overload.limits import Limits
+from server.records import StepListeners
+from server.status.feed import StatusSources
 from tests.engine_core.fake_runner import FakeModelRunner
 from tests.engine_core.scheduler.scheduler_helpers import create_scheduler
 from tests.server.fake_engine import CharDecodeStream, char_bytes
@@ -33,6 +37,7 @@ class ScheduledEngine:
 
     Attributes:
         arrivals: Released once for each request that has come.
+        has_command: Set once a command has come.
         num_computed: Tokens computed so far, by request.
         is_checking: Each step checks the scheduler's invariants.
     """
@@ -40,6 +45,7 @@ class ScheduledEngine:
     def __init__(self, publish: Publish, on_state: OnState, **config: Any) -> None:
         self.scheduler = create_scheduler(**{"block_size": 4, "max_model_len": 1000, "num_blocks": 256, **config})
         self.arrivals = asyncio.Semaphore(0)
+        self.has_command = asyncio.Event()
         self.num_computed: Counter[str] = Counter()
         self.is_checking = True
         pool = self.scheduler.kv_cache.pool
@@ -58,6 +64,17 @@ class ScheduledEngine:
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         self._core.abort_requests(tuple(request_ids))
+
+    def ask(self, command: EngineCommand) -> Future[bool]:
+        answer: Future[bool] = Future()
+        self._core.ask(command, answer)
+        self.has_command.set()
+        return answer
+
+    def take_snapshot(self) -> Future[EngineSnapshot] | None:
+        future = self._core.take_snapshot()
+        self._core._drain_input(block=False)
+        return future
 
     def seconds_since_progress(self) -> float:
         return 0.0
@@ -146,12 +163,15 @@ class ScheduledApp:
     """The application as `pointsman serve` puts it together, every middleware on.
 
     Args:
+        limits: What it takes on.
         config: Fields of SchedulerConfig and KVCacheManager.
     """
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, *, limits: Limits | None = None, **config: Any) -> None:
         self.metrics = ServerMetrics("tiny")
-        processor = OutputProcessor(new_decode_stream=CharDecodeStream, token_bytes=char_bytes, metrics=self.metrics)
+        self.status_sources = StatusSources()
+        listener = StepListeners(self.metrics, self.status_sources.history)
+        processor = OutputProcessor(new_decode_stream=CharDecodeStream, token_bytes=char_bytes, metrics=listener)
         engines: list[ScheduledEngine] = []
 
         def create_engine(publish: Publish, on_state: OnState) -> ScheduledEngine:
@@ -165,7 +185,10 @@ class ScheduledApp:
             engine_client=self.client,
             admission=create_admission(self.client),  # type: ignore[arg-type]
             metrics=self.metrics,
-            settings=AppSettings(served_model_name=MODEL, version="1", system_fingerprint="fp"),
+            settings=AppSettings(
+                served_model_name=MODEL, version="1", system_fingerprint="fp", limits=limits or Limits()
+            ),
+            status_sources=self.status_sources,
         )
 
     async def ask(self, path: str = COMPLETIONS, *, headers: dict[str, str] | None = None, **fields: Any) -> Caller:

@@ -394,7 +394,7 @@ async def test_every_sampling_field_reaches_the_engine() -> None:
     assert (params.min_p, params.presence_penalty, params.frequency_penalty) == (0.25, -1, 0.5)
     assert (params.repetition_penalty, params.logit_bias, params.min_tokens) == (1.5, {7: -3.0}, 2)
     assert (params.num_logprobs, params.num_prompt_logprobs) == (3, None)
-    assert (request.engine_request.cache_salt, request.shows_stop) == ("mine", True)
+    assert (request.engine_request.cache_salt, request.shows_stop) == ("0:mine", True)
     assert not request.engine_request.skip_reading_prefix_cache
     params = asked.engine_request.sampling_params
     assert (params.num_logprobs, params.num_prompt_logprobs) == (2, 1)

@@ -47,18 +47,23 @@ def test_help_lists_every_flag_without_importing_torch() -> None:
 @pytest.mark.parametrize(
     ("argv", "code", "complaint"),
     [
-        (["serve", "--port", "high"], 2, "argument --port: must be a whole number"),
-        (["serve", "--prot", "1"], 2, "unrecognized arguments: --prot"),
+        (["serve", "--port", "high"], 64, "argument --port: must be a whole number"),
+        (["serve", "--prot", "1"], 64, "unrecognized arguments: --prot"),
         (["serve", "--max-num-batched-tokens", "3"], 64, "max_num_batched_tokens (3) is below max_num_seqs (64)"),
         (["serve", "--host", "0.0.0.0"], 64, "--insecure"),
+        (["serve", "--api-keys-file", "/no/such/file"], 64, "--api-keys-file /no/such/file cannot be read"),
+        (["serve", "--ssl-certfile", "/no/such/file"], 64, "/no/such/file is not there"),
+        (["serve", "--api-key", "a:boss:sk-secret"], 2, "argument --api-key: must have a SCOPE"),
         (["serve", "/no/such/model", "--port", "0"], 66, "/no/such/model"),
-        ([], 2, "COMMAND"),
+        ([], 64, "COMMAND"),
+        (["serve", "--request-read-timeout-s", "0"], 64, "above 0"),
     ],
 )
 def test_a_mistake_is_a_sentence_and_an_exit_code(argv: list[str], code: int, complaint: str) -> None:
     result = run(*argv)
     assert result.returncode == code, result.stderr
     assert complaint in result.stderr
+    assert "sk-secret" not in result.stderr
     assert result.stderr.startswith("pointsman: ") and result.stderr.count("\n") == 1
     assert result.stdout == ""
 

@@ -8,7 +8,19 @@ from engine_core import CPU_ISAS, ConfigError, DeviceConfig, EngineConfig, Model
 from engine_core.config import SchedulerConfig
 from kernels.backend import backend_names
 from kernels.cpu_library import ISAS
-from server.config import BACKENDS, ServerConfig, add_flags, build_config, default_cache_dir, flags_table, is_loopback
+from server.config import (
+    BACKENDS,
+    HTTP_FIELDS,
+    OVERLOAD_FIELDS,
+    ServerConfig,
+    add_flags,
+    build_config,
+    default_cache_dir,
+    field_names,
+    flags_table,
+    is_loopback,
+)
+from server.overload.limits import Limits
 
 # What the engine's config has and operators have no say in.
 WITHOUT_FLAG = {"enable_cascade_attn"}
@@ -29,6 +41,29 @@ def test_without_flags_the_defaults_hold_and_are_the_engines() -> None:
     scheduler = SchedulerConfig(max_num_batched_tokens=0)  # settled with what computes
     expected = EngineConfig(ModelConfig(Path("m")), scheduler=scheduler, device=device)
     assert config.to_engine_config(Path("m")) == expected
+
+
+def test_limits_hold_unless_turned_off_and_know_what_the_engine_has_room_for() -> None:
+    scheduler = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=512)
+    assert configure().to_limits(scheduler) == Limits(
+        max_num_seqs=8,
+        max_num_batched_tokens=512,
+        max_queued_requests=1024,
+        max_queued_tokens=262_144,
+        queue_timeout_s=600.0,
+        request_timeout_s=3600.0,
+    )
+    names = [field.name for field in dataclasses.fields(Limits)][2:]
+    assert set(names) == OVERLOAD_FIELDS
+    flags = [text for number, name in enumerate(names) for text in (f"--{name.replace('_', '-')}", str(number))]
+    limits = configure(*flags).to_limits(scheduler)
+    assert [getattr(limits, name) for name in names] == [0, 1, 2.0, 3.0, 4, 5]
+
+
+@pytest.mark.parametrize("name", ["--max-queued-requests", "--queue-timeout-s", "--max-requests-per-key"])
+def test_a_limit_below_zero_makes_no_sense(name: str) -> None:
+    with pytest.raises(argparse.ArgumentError, match="at least 0"):
+        configure(name, "-1")
 
 
 def test_every_setting_reaches_the_engine() -> None:
@@ -159,6 +194,79 @@ def test_an_open_host_has_to_be_accepted(host: str) -> None:
     with pytest.raises(ConfigError, match="--insecure"):
         configure("--host", host)
     assert configure("--host", host, "--insecure").host == host
+
+
+@pytest.mark.parametrize("flag", ["--api-key", "--api-keys-file"])
+def test_an_open_host_is_no_question_where_keys_are_asked_for(flag: str) -> None:
+    assert configure("--host", "0.0.0.0", flag, "sk-0123456789abcdef").has_keys
+
+
+def test_without_keys_the_sentence_says_how_to_have_some() -> None:
+    with pytest.raises(ConfigError, match="--api-key or --api-keys-file"):
+        configure("--host", "0.0.0.0")
+
+
+def test_keys_are_kept_as_digests_and_shown_in_no_way() -> None:
+    """Also not by whatever else is made of a configuration: a hash of it, its JSON, a line about the start."""
+    secrets = ("sk-0123456789abcdef", "sk-fedcba9876543210", "hush-hush")
+    config = configure(
+        *("--api-key", f"a:admin:{secrets[0]}", "--api-key", secrets[1]),
+        *("--ssl-certfile", "c.pem", "--ssl-keyfile-password", secrets[2]),
+    )
+    assert [key.name for key in config.api_key] == ["a", ""]
+    assert config.ssl_keyfile_password is not None and config.ssl_keyfile_password.reveal() == secrets[2]
+    told = f"{config} {config!r} {dataclasses.astuple(config)} {dataclasses.asdict(config)}"
+    assert not any(secret in told for secret in secrets)
+
+
+@pytest.mark.parametrize(
+    ("argv", "environment"),
+    [
+        (["--api-key", "a:boss:sk-0123456789abcdef"], {}),
+        (["--api-key", "sk-0123456789abcdef,"], {}),
+        ([], {"POINTSMAN_API_KEY": "a:boss:sk-0123456789abcdef"}),
+    ],
+)
+def test_a_key_that_is_none_is_refused_without_repeating_it(argv: list[str], environment: dict[str, str]) -> None:
+    with pytest.raises((argparse.ArgumentError, ConfigError), match="must have a") as caught:
+        configure(*argv, **environment)
+    assert "0123456789" not in str(caught.value)
+
+
+def test_flags_that_may_be_repeated_add_up_and_beat_their_variable() -> None:
+    config = configure("--allowed-hosts", "a.example,B.example", "--allowed-hosts", "c.example")
+    assert config.allowed_hosts == ("a.example", "b.example", "c.example")
+    config = configure("--allowed-hosts", "a.example", POINTSMAN_ALLOWED_HOSTS="b.example")
+    assert config.allowed_hosts == ("a.example",)
+    config = configure(POINTSMAN_ALLOWED_ORIGINS='["https://A.example/", "http://localhost:3000"]')
+    assert config.allowed_origins == ("https://a.example", "http://localhost:3000")
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["--allowed-origins", "chat.example.org"], "--allowed-origins: must be an origin"),
+        (["--allowed-origins", "https://chat.example.org/path"], "--allowed-origins: must be an origin"),
+        (["--allowed-origins", "[1]"], "--allowed-origins: must be words"),
+        (["--allowed-origins", '["unclosed'], "--allowed-origins: must be words"),
+        (["--allowed-hosts", "llm.example.org:80"], "--allowed-hosts: must be a host's name without a port"),
+        (["--allowed-hosts", " , "], "--allowed-hosts: must be words"),
+        (["--ssl-keyfile-password", ""], "--ssl-keyfile-password: must not be empty"),
+    ],
+)
+def test_hosts_and_origins_are_read_strictly(argv: list[str], complaint: str) -> None:
+    with pytest.raises(argparse.ArgumentError, match=complaint):
+        configure(*argv)
+
+
+@pytest.mark.parametrize("argv", [["--ssl-keyfile", "k.pem"], ["--ssl-keyfile-password", "x"]])
+def test_a_tls_key_without_its_certificate_is_a_mistake(argv: list[str]) -> None:
+    with pytest.raises(ConfigError, match="--ssl-certfile"):
+        configure(*argv)
+
+
+def test_what_has_no_use_without_a_port_is_named_once() -> None:
+    assert field_names() >= HTTP_FIELDS
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])

@@ -71,6 +71,13 @@ async def test_each_state_is_told_to_whom_it_concerns_and_only_loading_is_not_wa
     assert run.run.is_dead is (DEAD in states)
 
 
+async def test_a_stuck_engine_is_not_waited_for() -> None:
+    run = Run(READY)
+    run.run.start()
+    await run.run.stop(is_stuck=True)
+    assert run.engine.shutdown_timeouts == [0.0]
+
+
 @pytest.mark.parametrize("ends_in_time", [True, False])
 async def test_it_is_gone_when_no_thread_is_left(ends_in_time: bool) -> None:
     run = Run(READY)

@@ -25,12 +25,32 @@ def test_every_kind_has_a_reply_of_openais_shape(kind: ErrorKind) -> None:
         "error": {"message": "Do this.", "type": ERROR_TABLE[kind].type, "param": "p", "code": ERROR_TABLE[kind].code}
     }
     assert 400 <= ERROR_TABLE[kind].status < 600
-    assert (ERROR_TABLE[kind].type == "invalid_request_error") == (ERROR_TABLE[kind].status < 500)
+    expected = {429: "rate_limit_error"}.get(ERROR_TABLE[kind].status, "invalid_request_error")
+    assert (ERROR_TABLE[kind].type == expected) == (ERROR_TABLE[kind].status < 500)
 
 
 def test_what_should_be_tried_again_says_when() -> None:
     response = build_error_response(RequestError("Later.", kind=ErrorKind.NOT_READY))
     assert (response.status_code, response.headers["retry-after"]) == (503, "2")
+
+
+def test_an_error_may_know_better_than_its_row_when_to_come_back() -> None:
+    error = RequestError("Later.", kind=ErrorKind.QUEUE_FULL, retry_after_s=17)
+    assert build_error_response(error).headers["retry-after"] == "17"
+    assert RequestError("Later.", kind=ErrorKind.QUEUE_FULL).retry_after_s == 1
+    assert RequestError("No.", kind=ErrorKind.INVALID_VALUE).retry_after_s is None
+
+
+@pytest.mark.parametrize("kind", [ErrorKind.QUEUE_FULL, ErrorKind.QUEUE_TIMEOUT, ErrorKind.RATE_LIMITED])
+def test_whoever_is_turned_away_for_load_is_told_when_to_come_back(kind: ErrorKind) -> None:
+    assert ERROR_TABLE[kind].status in (429, 503)
+    assert "retry-after" in build_error_response(RequestError("Later.", kind=kind)).headers
+
+
+@pytest.mark.parametrize("kind", [ErrorKind.REQUEST_TIMEOUT, ErrorKind.CANCELLED])
+def test_what_was_given_up_is_not_replayed_on_other_workers(kind: ErrorKind) -> None:
+    assert ERROR_TABLE[kind].status not in (408, 429, 500, 502, 503, 504), "routers try those again"
+    assert ERROR_TABLE[kind].status != 409 or ERROR_TABLE[kind].is_final, "OpenAI's clients try that again"
 
 
 def test_a_surrogate_in_a_message_does_no_harm() -> None:

@@ -6,14 +6,29 @@ import sys
 
 import pytest
 
+from engine_core import EngineFailure
 from server.cli import build_parser
-from server.exit_codes import ExitCode
+from server.exit_codes import ExitCode, code_of_failure
 
 
 def test_every_code_is_explained_and_they_are_what_scripts_rely_on() -> None:
     assert ExitCode.__doc__ is not None
     assert [code.name for code in ExitCode if f"        {code.name}: " not in ExitCode.__doc__] == []
-    assert list(map(int, ExitCode)) == [0, 1, 64, 65, 66, 69, 70, 74, 130]
+    assert list(map(int, ExitCode)) == [0, 1, 64, 65, 66, 69, 70, 71, 74, 75, 130]
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (EngineFailure.CONFIG, 64),
+        (EngineFailure.CHECKPOINT, 65),
+        (EngineFailure.FAULT, 70),
+        (None, 70),
+        (EngineFailure.MEMORY, 75),
+    ],
+)
+def test_an_engines_death_ends_the_process_by_what_it_died_of(failure: EngineFailure | None, code: int) -> None:
+    assert code_of_failure(failure) == code
 
 
 def test_a_batch_needs_no_http_server() -> None:

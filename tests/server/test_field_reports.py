@@ -1,4 +1,4 @@
-"""What others' servers got wrong (field reports A, D, E, F, G), tried on the whole application over a real scheduler.
+"""What others' servers got wrong (field reports A, C to G), tried on the whole application over a real scheduler.
 
 Here: A1 A2 A5 A7 A8 A10 A11 A14 A16 D7 D13 D18 E13 E17 E19 E20. On a real server, tests/e2e/test_field_reports_e2e.py:
 A1 D13 D15 D16 E5 E22 E23 F4 F6 F7 F9 F10. All the rest:
@@ -6,8 +6,11 @@ A1 D13 D15 D16 E5 E22 E23 F4 F6 F7 F9 F10. All the rest:
 A4          engine_core/scheduler: test_f_abort_in_every_state_ends_exactly_once, test_x4_u3_an_abort_in_flight_...
 A13         test_routes_completions: test_headers_wait_for_the_first_token_and_then_pings_fill_the_silence; how long a
             client that left has waited is in the log's line of its request (test_request_log)
-A17         later, with the slow reader's abort; until then what a reader leaves is merged, test_output_processor:
-            test_what_was_not_taken_in_time_is_merged_into_one_output
+A17         what a reader leaves is merged, test_output_processor: test_what_was_not_taken_in_time_is_merged_into_...;
+            and its connection cut, test_connection: test_a_client_that_does_not_read_..., e2e/test_lifecycle
+C1 C6       e2e/test_lifecycle: test_a_stuck_step_..., test_sigterm_lets_a_stream_...; test_daemon, test_watchdog
+C3 C4 C10   test_routes_ops: probes read the engine's heartbeat and no queue; C9 e2e/test_bad_input
+C7          test_metrics: test_a_failing_metric_is_logged_once_and_costs_nothing_else; C12 as A13
 D1          test_stop_strings, test_stream_equals_whole
 D3 D4 D9 D10 D12 D21 D22  later, with tools and reasoning
 D6          test_detokenizer: test_any_ids_at_all_give_the_whole_text; test_tokenizer: test_ids_beyond_...;
@@ -34,8 +37,10 @@ from typing import Any
 
 import pytest
 
+from server.drain import DrainMiddleware
 from server.http_limits import BodyLimitMiddleware, LastCatchMiddleware, RequestLabelMiddleware
 from server.http_metrics import HttpMetricsMiddleware
+from server.overload.middleware import PermitMiddleware
 from tests.server.fake_engine_client import FakeEngineClient
 from tests.server.http_helpers import build_app, connect, get_chunks
 from tests.server.metric_samples import read_samples
@@ -43,7 +48,14 @@ from tests.server.scheduled_app import CHAT, COMPLETIONS, Caller, ScheduledApp
 
 PATHS = pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 STREAMS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-MIDDLEWARE: list[Any] = [HttpMetricsMiddleware, RequestLabelMiddleware, BodyLimitMiddleware, LastCatchMiddleware]
+MIDDLEWARE: list[Any] = [
+    HttpMetricsMiddleware,
+    RequestLabelMiddleware,
+    DrainMiddleware,
+    BodyLimitMiddleware,
+    LastCatchMiddleware,
+    PermitMiddleware,
+]
 
 
 async def depart(caller: Caller) -> None:

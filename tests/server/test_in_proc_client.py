@@ -11,6 +11,7 @@ from server.in_proc_client import InProcEngineClient
 from server.metrics import ServerMetrics
 from server.output_processor import OutputProcessor
 from tests.server.fake_engine import READY, CharDecodeStream, FakeEngine, char_bytes, create_request, output
+from tests.server.status_samples import create_row, create_snapshot
 
 
 def create_client() -> tuple[InProcEngineClient, FakeEngine]:
@@ -175,3 +176,28 @@ def test_an_engine_that_outlives_the_loop_is_not_disturbed() -> None:
     asyncio.run(start())
     engine.step(output("x"))
     engine.die("late")
+
+
+async def test_a_look_at_the_engine_comes_from_its_thread() -> None:
+    client, engine = create_client()
+    client.start()
+    future = client.take_snapshot()
+    assert future is not None and not future.done()
+    snapshot = create_snapshot(create_row("r"))
+    thread = threading.Thread(target=engine.snapshots_asked[0].set_result, args=(snapshot,))
+    thread.start()
+    thread.join()
+    assert await future is snapshot
+
+
+async def test_what_is_noted_of_a_live_request_can_be_read_and_of_others_not() -> None:
+    client, engine = create_client()
+    client.start()
+    generation = client.generate(create_request(key_id="team-a"))
+    first = asyncio.ensure_future(anext(generation))
+    await run_callbacks()
+    record = client.get_record("r")
+    assert record is not None and record.key_id == "team-a"
+    engine.step(output("x", FinishReason.LENGTH))
+    assert (await first).text == "x"
+    assert client.get_record("r") is None

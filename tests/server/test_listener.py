@@ -3,6 +3,7 @@ import sys
 
 import pytest
 
+from server.h11_parser import TimedH11Protocol
 from server.http_parser import LimitedHttpToolsProtocol
 from server.listener import ListenError, bind, create_http_server, listen
 
@@ -68,7 +69,7 @@ async def test_without_httptools_http_is_spoken_by_h11_and_the_log_says_so_once(
     monkeypatch.setitem(sys.modules, "httptools", None)
     server = create_http_server(never_called, grace_s=3, on_refusal=never_told)
     server.config.load()
-    assert server.config.http_protocol_class.__name__ == "H11Protocol"
+    assert server.config.http_protocol_class.func is TimedH11Protocol
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "pip install httptools" in record.getMessage()

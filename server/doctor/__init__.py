@@ -1,0 +1,1 @@
+"""`pointsman doctor`: what a start would come to on this machine, and what in its way is wrong."""

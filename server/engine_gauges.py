@@ -1,0 +1,23 @@
+"""What /metrics asks of the engine at each scrape: a stuck one tells nothing by itself."""
+
+from __future__ import annotations
+
+from engine_core import EnginePhase
+from server.drain import DrainGate
+from server.engine_client import MAX_HEARTBEAT_AGE_S, EngineClient
+
+
+def read_engine_gauges(engine_client: EngineClient, gate: DrainGate) -> dict[str, float]:
+    """Return gauges by name, as they are now.
+
+    Args:
+        engine_client: Asked.
+        gate: Closed, it makes the server not ready.
+    """
+    age_s = engine_client.seconds_since_progress()
+    is_fine = engine_client.state.phase is EnginePhase.READY and age_s <= MAX_HEARTBEAT_AGE_S
+    return {
+        "pointsman:ready": is_fine and gate.refusal is None,
+        "pointsman:seconds_since_progress": age_s,
+        "pointsman:num_live_requests": engine_client.num_live,
+    }

@@ -1,0 +1,40 @@
+"""make-secrets.sh, run for real: what it writes is what the server reads, and a second run changes nothing."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+from server.api_keys import KeyRing
+from server.key_file import read_key_file
+from server.principal import Scope
+
+SCRIPT = Path(__file__).parent.parent.parent / "deploy" / "make-secrets.sh"
+
+
+def make_secrets(folder: Path) -> str:
+    shutil.copy(SCRIPT, folder)
+    return subprocess.run([folder / SCRIPT.name], capture_output=True, text=True, check=True).stdout
+
+
+def test_the_server_knows_the_key_that_was_shown_and_prometheus_own(tmp_path: Path) -> None:
+    shown = make_secrets(tmp_path).split()[-1]
+    secrets = tmp_path / "secrets"
+    keys = KeyRing(read_key_file(secrets / "api-keys"))
+    user = keys.find(shown.encode())
+    prometheus = keys.find((secrets / "metrics-key").read_bytes())
+    assert user is not None and prometheus is not None
+    assert (user.key_id, user.scopes) == ("user", {Scope.USER})
+    assert (prometheus.key_id, prometheus.scopes) == ("prometheus", {Scope.METRICS})
+    assert shown not in (secrets / "api-keys").read_text()
+    assert stat.S_IMODE(secrets.stat().st_mode) == 0o700
+
+
+def test_a_second_run_changes_nothing(tmp_path: Path) -> None:
+    make_secrets(tmp_path)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "secrets").iterdir()}
+    assert make_secrets(tmp_path) == ""
+    assert {path.name: path.read_bytes() for path in (tmp_path / "secrets").iterdir()} == before
+    assert before.keys() == {"api-keys", "metrics-key", "grafana-admin"}
