@@ -36,8 +36,8 @@ class ServerProcess:
         *args: str,
         env: dict[str, str] | None = None,
         wait_ready: bool = True,
+        program: Sequence[str] = ("-m", "server"),
         port: int | None = None,
-        module: str = "server",
         prefix: Sequence[str] = (),
     ) -> None:
         """Describe a server; ``with`` starts it.
@@ -46,14 +46,14 @@ class ServerProcess:
             args: Flags of serve.
             env: Beside what the test has.
             wait_ready: Start means that it answers.
+            program: What Python runs: the server, or something around it.
             port: None = a free one.
-            module: What is run: the server, or something around it.
             prefix: A program that runs it, such as a shell which sets limits first; it must exec, not fork.
         """
         self.port = free_port() if port is None else port
         self.url = f"http://127.0.0.1:{self.port}"
         self.lines: list[str] = []
-        command = [sys.executable, "-m", module, "serve", *args, "--port", str(self.port)]
+        command = [sys.executable, *program, "serve", *args, "--port", str(self.port)]
         self._command: Sequence[str] = [*prefix, *command]
         # As a user starts it: with all cores, unlike the tests' own torch.
         inherited = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}

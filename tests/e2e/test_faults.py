@@ -28,7 +28,7 @@ def test_a_killed_server_cuts_its_streams_and_its_port_serves_again(embedded_mod
 
 def test_an_exception_in_a_step_is_told_to_every_stream_and_ends_the_process(embedded_model: Path) -> None:
     fault = {"FAULT": "20:raise"}
-    with ServerProcess(*FLAGS, env=fault, module="tests.system.faulty_server") as server:
+    with ServerProcess(*FLAGS, env=fault, program=("-m", "tests.system.faulty_server")) as server:
         streams = [Stream(server.url, ask(500, prompt=f"Story {i}:")) for i in range(3)]
         for stream in streams:
             seen = stream.wait(20)

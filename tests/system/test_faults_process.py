@@ -24,7 +24,7 @@ class FaultyServer(ServerProcess):
 
     def __init__(self, kind: str, *args: str, once: Path | None = None) -> None:
         env = {"FAULT": f"40:{kind}", "FAULT_ONCE": str(once or "")}
-        super().__init__(*FLAGS, *args, env=env, module="tests.system.faulty_server")
+        super().__init__(*FLAGS, *args, env=env, program=("-m", "tests.system.faulty_server"))
 
 
 def signal_amid_streams(server: ServerProcess, *numbers: int, num_tokens: int = LONG) -> list[Seen]:
