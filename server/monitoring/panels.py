@@ -263,7 +263,7 @@ PROCESS = Section(
         Panel(
             title="KV cache of each server",
             queries={
-                "{{instance}}: {{num_gpu_blocks}} blocks of {{block_size}} tokens, {{cache_dtype}}": "vllm:cache_config_info"
+                "{{instance}}: {{num_gpu_blocks}} blocks of {{block_size}}, {{cache_dtype}}": "vllm:cache_config_info"
             },
             unit="short",
             kind="name",
