@@ -7,8 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from server.monitoring.panel import DATASOURCE, NUM_COLUMNS, Panel
-from server.monitoring.panels import Section
+from server.monitoring.panel import DATASOURCE, NUM_COLUMNS, Panel, Section
 from server.monitoring.rest import build_sections
 from server.monitoring.series import find_row
 

@@ -103,6 +103,21 @@ class Panel:
         return "\n".join([*([self.note, ""] if self.note else []), *told.values()])
 
 
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Panels under a common title.
+
+    Attributes:
+        title: Theirs.
+        panels: From the left, and line by line.
+        is_folded: Whether somebody must open it to see them.
+    """
+
+    title: str
+    panels: tuple[Panel, ...]
+    is_folded: bool = False
+
+
 def build_steps(healthy: Healthy) -> list[dict[str, Any]]:
     """Return Grafana's thresholds: each colour from its value on, the first from minus infinity."""
     below = _ODD if healthy.is_low_bad else _IDLE

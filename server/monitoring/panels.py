@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from server.metric_row import Healthy
-from server.monitoring.panel import Panel
+from server.monitoring.panel import Panel, Section
 from server.monitoring.thresholds import ERROR_SHARE, FIRST_TOKEN, TOKEN_GAP, find_range
 
 _NONE = Healthy(high=0)
 _TOKENS_A_SECOND = "suffix: tok/s"
 _STEPS = "rate(vllm:iteration_tokens_total_count[R])"
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Panels under a common title.
-
-    Attributes:
-        title: Theirs.
-        panels: From the left, and line by line.
-        is_folded: Whether somebody must open it to see them.
-    """
-
-    title: str
-    panels: tuple[Panel, ...]
-    is_folded: bool = False
 
 
 def _stat(title: str, query: str, unit: str, healthy: Healthy | None = None, note: str = "") -> Panel:
@@ -205,7 +189,7 @@ TRAFFIC = Section(
                 "prompt, scheduled": "sum(rate(pointsman:prompt_tokens_scheduled_total[R]))",
             },
             _TOKENS_A_SECOND,
-            note="What is scheduled beyond the prompts was lost to preemptions, and is computed again.",
+            note="Prompt tokens found in the cache are not scheduled; those lost to a preemption are, again.",
         ),
         _lines(
             "Prompt tokens by source",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from server.metric_row import MetricRow
 from server.metrics_table import TABLE
-from server.monitoring.panel import Panel
-from server.monitoring.panels import SECTIONS, Section
+from server.monitoring.panel import Panel, Section
+from server.monitoring.panels import SECTIONS
 
 # There for whoever asks for vLLM's old names; always the same, or told better by a rate.
 _NOT_SHOWN = frozenset(

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from server.monitoring.dashboard import build_dashboard, format_dashboard
-from server.monitoring.panel import NUM_COLUMNS, Panel
-from server.monitoring.panels import OVERVIEW, Section
+from server.monitoring.panel import NUM_COLUMNS, Panel, Section
+from server.monitoring.panels import OVERVIEW
 from server.monitoring.rest import build_sections
 
 ALL = build_sections()
