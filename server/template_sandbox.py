@@ -49,7 +49,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return budget_of(context).take_result(super().call_binop(context, operator, left, right))
 
     # Positional only: a macro may have a parameter of any name.
-    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         budget = budget_of(context)
         budget.check_time()
         args = _check_call(context, function, args, kwargs)
@@ -119,8 +119,8 @@ def budget_of(context: Context) -> RenderBudget:
     return budget
 
 
-def _filter(name: str, node: nodes.Expr | None, lineno: int) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None).set_lineno(lineno)
+def _filter(name: str, node: nodes.Node | None, lineno: int) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=lineno)
 
 
 def _replace_concats(node: nodes.Node) -> None:
