@@ -30,8 +30,8 @@ from server.template_budget import (
     check_value,
 )
 
-# The name under which a render finds its budget; no template can spell it, for it begins with an underscore.
-BUDGET = "_budget"
+# The name under which a render finds its budget. No template can spell it: a variable's name has no space.
+BUDGET = "render budget"
 _COUNTED, _JOINED, _CHECKED = "_counted", "_joined", "_checked"
 _MAX_INDENT = 16
 # What no chat needs, and what takes long on texts that it is not made for.
