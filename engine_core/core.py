@@ -88,6 +88,7 @@ class EngineCore:
         self._clock = clock
         self._input: queue.SimpleQueue[Input] = queue.SimpleQueue()
         self._in_flight: deque[_StepInFlight] = deque()
+        self._preemptions: list[tuple[str, float]] = []
         self._is_stopping = False
         self._last_progress = clock()
         self._is_busy = False
@@ -141,6 +142,8 @@ class EngineCore:
         """Schedule a step and hand it on; then, unless another may run ahead, apply the oldest one's result."""
         started = self._clock()
         scheduled = self._scheduler.schedule(started)
+        if scheduled.preempted_req_ids:
+            self._preemptions += [(request_id, started) for request_id in scheduled.preempted_req_ids]
         if scheduled.has_news:
             schedule_time_s = self._clock() - started
             self._in_flight.append(_StepInFlight(scheduled, started, schedule_time_s, self._executor.submit(scheduled)))
@@ -163,9 +166,6 @@ class EngineCore:
         stats = self._scheduler.make_stats(
             schedule_time_s=step.schedule_time_s, update_time_s=now - started, step_time_s=now - step.started
         )
-        preempted = step.scheduled.preempted_req_ids
-        if preempted:
-            outputs = replace(outputs, preempted_req_ids=preempted, preemption_time=step.started)
         self._publish_step(outputs, stats)
 
     def _wait_held_back(self) -> None:
@@ -186,7 +186,8 @@ class EngineCore:
         for output in outputs.outputs:
             if output.error is not None:  # the client hears it too, but whoever runs the server must not miss it (N3)
                 logger.warning("request %s ended with an error: %s", output.request_id, output.error)
-        self._publish(replace(outputs, stats=stats))
+        preemptions, self._preemptions = self._preemptions, []
+        self._publish(replace(outputs, stats=stats, preemptions=preemptions))
 
     def _has_work(self) -> bool:
         return bool(

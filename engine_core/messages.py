@@ -137,6 +137,9 @@ class EngineCoreOutputs:
         token_ids: Column: that token, of the same length.
         stats: The scheduler's figures after the step.
         engine_error: Set once, on the engine's last message: why it died. Every live request ends with it.
+        preemptions: Who has lost their blocks since the last such message, each with the time of the step that was
+            scheduled so, in seconds on the engine's clock. Never behind the request's end, which a step in flight may
+            bring.
         started_req_ids: Requests that the step admitted for the first time, whether or not they have a token yet.
     """
 
@@ -145,8 +148,7 @@ class EngineCoreOutputs:
     engine_error: str | None = None
     token_req_ids: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    preempted_req_ids: list[str] = field(default_factory=list)
-    preemption_time: float = 0.0
+    preemptions: list[tuple[str, float]] = field(default_factory=list)
     started_req_ids: list[str] = field(default_factory=list)
 
     def as_records(self) -> list[EngineCoreOutput]:

@@ -170,9 +170,9 @@ class OutputProcessor:
             The ids of requests that ended here though the engine goes on with them: to be aborted there.
         """
         now, record, to_abort = self._clock(), StepRecord(), []
-        for request_id in outputs.preempted_req_ids:
+        for request_id, time_s in outputs.preemptions:
             if request_id in self._live:
-                self._live[request_id].record.note_preemption(outputs.preemption_time)
+                self._live[request_id].record.note_preemption(time_s)
         for output in outputs.outputs:
             if self._deliver(output.request_id, output.new_token_ids, output, now, record):
                 to_abort.append(output.request_id)

@@ -84,7 +84,6 @@ def test_several_choices_are_one_line_that_adds_them_up(server: ServerProcess) -
         ("too-long", {"prompt": "word " * 600}, 400, "context_length_exceeded", "prompt"),
         ("bad-value", {"temperature": 9}, 400, "invalid_value", "temperature"),
         ("other-model", {"model": 'x"\n{"level":"error"}\x1b[31m'}, 404, "model_not_found", "model"),
-        ("too-large", {"user": "x" * 17_000_000}, 413, "body_too_large", None),
     ],
 )
 def test_what_is_refused_has_a_line_too(

@@ -303,27 +303,29 @@ def test_g1_requests_that_may_not_run_do_not_make_the_loop_spin() -> None:
 
 
 @pytest.mark.parametrize("max_steps_in_flight", [1, 2])
-def test_who_loses_blocks_is_told_with_the_time_at_which_the_step_was_scheduled(max_steps_in_flight: int) -> None:
+def test_who_loses_blocks_is_told_in_time_with_the_time_at_which_that_was_scheduled(max_steps_in_flight: int) -> None:
     fixture = CoreFixture(max_steps_in_flight=max_steps_in_flight)
     for name in "ab":
         fixture.add(name, prompt=30, max_tokens=30)
-    scheduled: list[float] = []
+    scheduled: list[tuple[str, float]] = []
+    schedule = fixture.scheduler.schedule
 
-    def pass_time() -> None:
-        if fixture.runner.steps[-1].preempted_req_ids:
-            scheduled.append(fixture.now)
+    def note(now: float) -> SchedulerOutput:
+        output = schedule(now)
+        scheduled.extend((name, now) for name in output.preempted_req_ids)
         fixture.now += 0.5
+        return output
 
-    fixture.runner.while_running = pass_time
-    fixture.run_until_idle()
+    fixture.scheduler.schedule = note  # type: ignore[method-assign]
+    fixture.core._drain_input(block=False)
     while len(fixture.ends()) < 2:
         fixture.core.step()
-    told = [message for message in fixture.published if message.preempted_req_ids]
-    assert {name for message in told for name in message.preempted_req_ids} <= set("ab") and told
-    assert all(message.preemption_time > 0 for message in told)
-    if max_steps_in_flight == 1:
-        assert [message.preemption_time for message in told] == scheduled
-    assert all(message.preemption_time == 0 for message in fixture.published if message not in told)
+    assert scheduled
+    assert [each for message in fixture.published for each in message.preemptions] == scheduled
+    ended: set[str] = set()
+    for message in fixture.published:
+        assert not ended & {name for name, _ in message.preemptions}, "before its end is told"
+        ended |= {output.request_id for output in message.outputs if output.finish_reason}
 
 
 # ------------------------------------------------------------------ commands

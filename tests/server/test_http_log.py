@@ -166,7 +166,7 @@ async def test_a_client_that_leaves_before_its_streams_head_is_no_failure_of_our
     server = ScheduledApp()
     caller = await server.ask(max_tokens=50, stream=True)
     caller.leave()
-    await server.finish(caller)
+    await caller.task
     assert log.read("status", "client_disconnected", "output_tokens", "ttft_s") == [499, True, 0, None]
     page = server.metrics.render()[0].decode()
     assert 'status="4xx"' in page and 'status="5xx"' not in page

@@ -24,10 +24,8 @@ class Disk:
         self.error: OSError | None = None
         self.is_free = threading.Event()
         self.is_free.set()
-        self.has_been_tried = threading.Event()
 
     def write(self, data: bytes) -> None:
-        self.has_been_tried.set()
         self.is_free.wait()
         if self.error is not None:
             raise self.error

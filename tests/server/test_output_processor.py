@@ -327,7 +327,7 @@ async def test_a_requests_own_record_tells_its_gaps_and_when_it_lost_its_blocks(
         clock.now = now
         step_in_columns(processor, part)
     for time_s in (3.25, 3.5):
-        processor.process(EngineCoreOutputs([], preempted_req_ids=["r", "gone"], preemption_time=time_s))
+        processor.process(EngineCoreOutputs([], preemptions=[("r", time_s), ("gone", time_s)]))
     record = request.record
     assert (record.gaps.get_median(), record.first_token_time, record.num_output_tokens) == (0.5, 1.0, 4)
     assert (record.num_preemptions, record.preempted_times) == (2, [3.25, 3.5])
@@ -337,7 +337,7 @@ async def test_only_the_first_few_losses_have_their_times_kept() -> None:
     processor, request = create_processor(), create_request()
     processor.add(request)
     for number in range(1000):
-        processor.process(EngineCoreOutputs([], preempted_req_ids=["r"], preemption_time=float(number)))
+        processor.process(EngineCoreOutputs([], preemptions=[("r", float(number))]))
     assert request.record.num_preemptions == 1000
     assert request.record.preempted_times == [float(number) for number in range(16)]
 
