@@ -43,7 +43,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     pip install --no-deps "$(grep '^torch==' requirements.lock)"
 COPY deploy/image/prune.py /tmp/prune.py
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    pip install --no-deps --no-index /wheels/*.whl && pip check && python3 /tmp/prune.py --cpu-only
+    pip install --no-cache-dir --no-deps --no-index /wheels/*.whl && pip check && python3 /tmp/prune.py --cpu-only
 # 1: the Apache-2.0 SmolLM2-135M-Instruct is in the image, and a first start needs no network.
 ARG WITH_MODEL=0
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \

@@ -243,8 +243,8 @@ def weights_bytes(weights: FusedWeights) -> int:
     """
     linears = [weights.head, *(linear for layer in weights.layers for linear in (*layer.qkv, layer.o))]
     linears += [linear for layer in weights.layers for linear in (layer.gate_up, layer.down)]
-    embedding = 0 if weights.embedding is None else weights.embedding.nbytes
-    return embedding + sum(linear.num_bytes for linear in linears)
+    embedding = 0 if weights.embedding is None else int(weights.embedding.nbytes)
+    return embedding + sum(int(linear.num_bytes) for linear in linears)
 
 
 def gate_up_order(intermediate_size: int) -> IntArray:

@@ -18,6 +18,8 @@ MAX_MADE_CHARACTERS = 8 * MAX_CHARACTERS
 # Of its thread, which other work does not make longer. The largest body with the most messages takes a third of it.
 MAX_CPU_S = 2.0
 _STEPS_A_LOOK = 128
+# The largest body's messages have 250,000 keys and values; each takes half a microsecond.
+_MAX_MEASURED = 400_000
 _CONTAINERS = (list, tuple, set, frozenset, KeysView, ValuesView, ItemsView)
 _MAX_INT_BITS = 1 << 16
 _NUMBER = re.compile(r"\d+")
@@ -120,8 +122,8 @@ def measure(*values: Any) -> tuple[int, int]:
             stack += value.values()
         elif isinstance(value, _CONTAINERS):
             stack += value
-        check_size(num_characters)
-        check_items(num_seen + len(stack))
+        if num_characters > MAX_CHARACTERS or num_seen + len(stack) > _MAX_MEASURED:
+            raise TemplateLimitError("The model's chat template builds too large a value from these messages.")
     return num_characters, largest
 
 

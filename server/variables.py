@@ -26,8 +26,14 @@ def find_unknown_variables(environment: Mapping[str, str], names: Iterable[str])
         if not variable.upper().startswith(ENV_PREFIX) or variable in known:
             continue
         if not _OTHERS.fullmatch(variable.upper().removeprefix(ENV_PREFIX)):
-            found[variable] = next(iter(difflib.get_close_matches(variable.upper(), sorted(known), n=1)), None)
+            found[variable] = _find_nearest(variable.upper().removeprefix(ENV_PREFIX), known)
     return found
+
+
+def _find_nearest(name: str, known: Iterable[str]) -> str | None:
+    # Without the prefix, which would make everything alike.
+    names = sorted(variable.removeprefix(ENV_PREFIX) for variable in known)
+    return next((ENV_PREFIX + near for near in difflib.get_close_matches(name, names, n=1)), None)
 
 
 def describe_unknown_variable(variable: str, nearest: str | None) -> str:

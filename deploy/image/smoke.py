@@ -231,6 +231,8 @@ def check_service(image: Image, cache: Path, is_offline: bool) -> str:
         _expect(bool(answer.strip()), "the completion is empty")
         status, page = box.ask("/metrics")
         _expect(status == 200 and "vllm:num_requests_running" in page, f"/metrics gets {status}")
+        status, page = box.ask("/status")
+        _expect(status == 200 and "<script" in page, f"/status gets {status}")
         _check_kernels(box.output())
         os.kill(box.pid(), signal.SIGTERM)
         code = box.wait_end(_STOP_S)

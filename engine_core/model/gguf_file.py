@@ -204,8 +204,9 @@ def _parse_tensor(cursor: _Cursor) -> tuple[str, TensorInfo]:
     shape = tuple(reversed([cursor.number(_UINT64) for _ in range(num_dims)]))
     kind = _tensor_type(name, cursor.number(_UINT32))
     block_elements, block_bytes = GGML_QUANT_SIZES[kind]
-    if shape and shape[-1] % block_elements:
-        raise _MalformedError(f"the rows of {name} ({shape[-1]}) are not whole {kind.name} blocks of {block_elements}")
+    row = shape[-1] if shape else 1
+    if row % block_elements:
+        raise _MalformedError(f"the rows of {name} ({row}) are not whole {kind.name} blocks of {block_elements}")
     num_bytes = math.prod(shape) // block_elements * block_bytes
     return name, TensorInfo(shape, kind, cursor.number(_UINT64), num_bytes)
 

@@ -86,12 +86,13 @@ class RequestQueue:
         """Return the first requests, ``limit`` at most, in order. Costs by the limit, not by the queue's length."""
         # A heap of heap cells whose parents have been seen: the next in order is always among them.
         found: list[Request] = []
-        seen = [(self._heap[0], 0)] if self._heap else []
+        heap = self._heap
+        seen = [(heap[0].rank, 0)] if heap else []
         while seen and len(found) < limit:
-            entry, index = heapq.heappop(seen)
-            if entry.request is not None:
-                found.append(entry.request)
-            for child in (2 * index + 1, 2 * index + 2):
-                if child < len(self._heap):
-                    heapq.heappush(seen, (self._heap[child], child))
+            _, index = heapq.heappop(seen)
+            request = heap[index].request
+            if request is not None:
+                found.append(request)
+            for child in range(2 * index + 1, min(2 * index + 3, len(heap))):
+                heapq.heappush(seen, (heap[child].rank, child))
         return found

@@ -95,7 +95,6 @@ def _build_variable(name: str, label: str, query: str) -> dict[str, Any]:
         "name": name,
         "label": label,
         "datasource": DATASOURCE,
-        "definition": query,
         "query": {"query": query, "refId": name},
         "refresh": 2,
         "sort": 1,

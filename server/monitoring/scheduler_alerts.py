@@ -22,7 +22,7 @@ SCHEDULER_ALERTS = (
         summary="{{ $labels.instance }} starves for KV blocks: {{ $value | humanizePercentage }} in use, and it "
         "preempts.",
         description="The KV cache is full and running requests keep losing their blocks, so that work is computed "
-        "again instead of finished. Look at KV cache usage, Preemptions and Requests running, side by side.",
+        "again instead of finished. Look at “KV cache usage”, “Preemptions” and “Requests running”, side by side.",
         runbook=(
             "Lower --max-num-seqs, so that fewer requests share the pool: to about the number that runs while "
             "preemptions are flat. Throughput rises, since nothing is computed twice.",
@@ -38,8 +38,8 @@ SCHEDULER_ALERTS = (
         hold="10m",
         severity="warning",
         summary="{{ $labels.instance }} has {{ $value | humanizePercentage }} of its KV blocks in use.",
-        description="There is no room for another request until one ends; the next burst will preempt. Look at KV "
-        "cache usage and at Requests waiting by reason: capacity means this.",
+        description="There is no room for another request until one ends; the next burst will preempt. Look at “KV "
+        "cache usage” and at “Requests waiting by reason”: capacity means this.",
         runbook=(
             "See whether preemptions rise, too; if so, follow PointsmanKVStarvation.",
             "Give the pool more memory with --kv-cache-bytes, or lower --max-num-seqs.",
@@ -55,7 +55,7 @@ SCHEDULER_ALERTS = (
         summary="Preemptions on {{ $labels.instance }} are {{ $value | humanizePercentage }} of the requests it "
         "finishes.",
         description="A preempted request gives up its blocks and is computed again. Healthy is a flat line. Look at "
-        "Preemptions and at Resumed prefix hits: the prefix cache gives back part of the work.",
+        "“Preemptions” and at “Resumed prefix hits”: the prefix cache gives back part of the work.",
         runbook=(
             "Lower --max-num-seqs, or raise --watermark, so that admission leaves room for what already runs to grow.",
             "Under --scheduling-policy priority, see whether urgent requests keep pushing out the others: that is what "
@@ -70,11 +70,11 @@ SCHEDULER_ALERTS = (
         severity="warning",
         summary="{{ $labels.instance }} runs as many requests as --max-num-seqs allows, and {{ $value | humanize }} or "
         "more wait.",
-        description="Places are what is short, not memory. Look at Requests running beside its cap, and at KV cache "
-        "usage: how far below 80 % it is says how much room there is.",
+        description="Places are what is short, not memory. Look at “Requests running” beside its cap, and at “KV cache "
+        "usage”: how far below 80 % it is says how much room there is.",
         runbook=(
-            "If KV cache usage is below 80 %, raise --max-num-seqs step by step and watch the gap between tokens "
-            "(Inter-token latency): it grows with the batch.",
+            "If “KV cache usage” is below 80 %, raise --max-num-seqs step by step and watch the gap between tokens "
+            "(“Inter-token latency”): it grows with the batch.",
             "If usage is higher, raising it would only preempt: add a server.",
             "If the gap between tokens is what matters, leave it, and limit the queue instead.",
         ),
@@ -87,12 +87,13 @@ SCHEDULER_ALERTS = (
         summary="{{ $value | humanize }} or more requests wait on {{ $labels.instance }}, which has places and KV "
         "blocks free.",
         description="Nothing that is counted explains the waiting: requests have leaked, or something holds them back. "
-        "Look at Requests waiting by reason, at Live requests and at how many requests end by abort.",
+        "Look at “Requests waiting by reason”, at the live ones in “Requests running” and at the aborts in “Requests "
+        "by their end”.",
         runbook=(
             "If more requests run and wait than are live, they have leaked: follow PointsmanLeakedRequests.",
             "If the reason is deferred, a rule holds them back: --delay-factor, or an adapter that others occupy. Set "
             "--delay-factor 0.",
-            "If prompts are long, steps are full: Tokens a step stands at --max-num-batched-tokens. Raise that.",
+            "If prompts are long, steps are full: “Tokens a step” stands at --max-num-batched-tokens. Raise that.",
             "If one long request waits at the head, the policy lets nobody past it: it needs most of the pool.",
         ),
     ),
@@ -103,8 +104,8 @@ SCHEDULER_ALERTS = (
         severity="critical",
         summary="No prompt has been computed on {{ $labels.instance }} for minutes, while {{ $value | humanize }} or "
         "more requests wait.",
-        description="There is room, yet nobody is admitted: waiting requests starve. Look at Tokens a step (prompt "
-        "tokens stand at 0) and at Requests waiting by reason.",
+        description="There is room, yet nobody is admitted: waiting requests starve. Look at “Tokens a step” (prompt "
+        "tokens stand at 0) and at “Requests waiting by reason”.",
         runbook=(
             "If the reason is deferred, a rule sets everybody aside: --delay-factor, or adapters in conflict.",
             "Under --scheduling-policy priority, more urgent requests may take every place: raise the priority of "
@@ -120,7 +121,7 @@ SCHEDULER_ALERTS = (
         severity="warning",
         summary="{{ $labels.instance }} works on {{ $value | humanize }} requests, more than anybody waits for.",
         description="Requests go on in the engine although their clients have their answer or have left. They take "
-        "places and KV blocks from others. Look at Live requests beside running and waiting.",
+        "places and KV blocks from others. Look at the live ones in “Requests running”.",
         runbook=(
             "Keep the metrics page and the log; this is a fault of the server, please report it.",
             "Restart the server when its load allows: only that gives the places back.",
@@ -132,8 +133,8 @@ SCHEDULER_ALERTS = (
         hold="5m",
         severity="warning",
         summary="{{ $labels.instance }} holds {{ $value | humanizePercentage }} of its KV blocks for nobody.",
-        description="Nothing runs, yet blocks have an owner: the pool has become smaller. Look at KV cache usage while "
-        "the server is idle.",
+        description="Nothing runs, yet blocks have an owner: the pool has become smaller. Look at “KV cache usage” "
+        "while the server is idle.",
         runbook=(
             "Keep the metrics page and the log; this is a fault of the server, please report it.",
             "Restart the server when its load allows: only that gives the blocks back.",

@@ -97,8 +97,8 @@ TRAFFIC_ALERTS = (
         hold="5m",
         severity="warning",
         summary="{{ $value | humanize }} requests wait on {{ $labels.instance }}, more than it can run at once.",
-        description="Whoever comes now waits for a whole turn of the others first. Look at Queue time and at Requests "
-        "waiting by reason.",
+        description="Whoever comes now waits for a whole turn of the others first. Look at “Queue time” and at "
+        "“Requests waiting by reason”.",
         runbook=(
             "See what is short: places (PointsmanCappedByMaxNumSeqs), KV blocks (PointsmanKVCacheFull), or only speed.",
             "Add a server, or send it less.",
@@ -113,11 +113,11 @@ TRAFFIC_ALERTS = (
         severity="warning",
         summary="One request in twenty on {{ $labels.instance }} waits {{ $value | humanizeDuration }} or longer for "
         "its first token.",
-        description="The wait is the queue's or the prompt's. Look at Queue time beside Prefill time: the greater one "
-        "is to blame.",
+        description="The wait is the queue's or the prompt's. Look at “Queue time” beside “Prefill time”: the greater "
+        "one is to blame.",
         runbook=(
-            "Queue time: follow PointsmanQueueBacklog.",
-            "Prefill time: prompts are long or not found in the cache. See Prefix cache hits, and raise "
+            "“Queue time”: follow PointsmanQueueBacklog.",
+            "“Prefill time”: prompts are long or not found in the cache. See “Prefix cache hits”, and raise "
             "--max-num-batched-tokens if gaps between tokens allow it.",
         ),
     ),
@@ -129,7 +129,7 @@ TRAFFIC_ALERTS = (
         summary="One gap between tokens in twenty on {{ $labels.instance }} is {{ $value | humanizeDuration }} or "
         "longer.",
         description="Text comes more slowly than people read. Steps are too large, or the machine is too slow for the "
-        "batch. Look at Tokens a step and at Requests running.",
+        "batch. Look at “Tokens a step” and at “Requests running”.",
         runbook=(
             "If gaps come with prompt tokens, prompts crowd out the streams: set --target-itl-ms, or lower "
             "--max-num-batched-tokens.",
@@ -144,10 +144,10 @@ TRAFFIC_ALERTS = (
         hold="5m",
         severity="critical",
         summary="{{ $value | humanizePercentage }} of the requests to {{ $labels.instance }} fail.",
-        description="Answers with a 5xx status. Refusals for want of room are 503 and count. Look at HTTP requests by "
-        "status, and at Rejections.",
+        description="Answers with a 5xx status. Refusals for want of room are 503 and count. Look at “HTTP requests by "
+        "status”, and at “Rejections”.",
         runbook=(
-            "If Rejections rise alike, the server is full: follow PointsmanRejections.",
+            "If “Rejections” rise alike, the server is full: follow PointsmanRejections.",
             "Else read the log: a 500 is logged with its traceback, once each.",
             "A 503 `not_ready` means that clients come while it loads or drains: have the balancer look at /ready.",
         ),
@@ -173,13 +173,13 @@ TRAFFIC_ALERTS = (
         severity="warning",
         summary='{{ $labels.instance }} turns away {{ printf "%.2f" $value }} requests a second.',
         description="Clients get 503 with Retry-After, or their request is given up at its deadline. Look at "
-        "Rejections: the reason tells which limit it is. Those of single keys do not count here.",
+        "“Rejections”: the reason tells which limit it is. Those of single keys do not count here.",
         runbook=(
             "queue_full, queue_tokens_full: the server is full for longer than a burst. Add a server, or raise "
             "--max-queued-requests and --max-queued-tokens if clients would rather wait.",
             "queue_timeout: the queue is longer than its deadline. Lower --max-queued-tokens: a quick no is better "
             "than a late one.",
-            "request_timeout: answers take too long; see E2E latency and clients' max_tokens.",
+            "request_timeout: answers take too long; see “E2E latency” and clients' max_tokens.",
         ),
     ),
     Alert(
@@ -189,8 +189,8 @@ TRAFFIC_ALERTS = (
         severity="warning",
         summary="{{ $value | humanizePercentage }} of the requests on {{ $labels.instance }} are given up by their "
         "clients.",
-        description="Clients leave before they have their answer: mostly a timeout somewhere on the way. Look at TTFT "
-        "and E2E latency: a peak of aborts at one duration is a timeout.",
+        description="Clients leave before they have their answer: mostly a timeout somewhere on the way. Look at "
+        "“TTFT” and “E2E latency”: a peak of aborts at one duration is a timeout.",
         runbook=(
             "Compare how long they waited (the log's line of each request) with the timeouts of clients and proxies.",
             "If they wait in the queue, follow PointsmanQueueBacklog; if answers are long, have clients stream.",
@@ -205,9 +205,9 @@ TRAFFIC_ALERTS = (
         summary="Only {{ $value | humanizePercentage }} of the prompt tokens on {{ $labels.instance }} are found in "
         "the prefix cache; it was twice as much and more.",
         description="Prompts that shared their beginnings do so no longer, or their blocks are evicted. Each miss is "
-        "computed. Look at Prefix cache hits beside KV cache usage.",
+        "computed. Look at “Prefix cache hits” beside “KV cache usage”.",
         runbook=(
-            "If KV cache usage is high, shared blocks are evicted before they are asked for: enlarge the pool.",
+            "If “KV cache usage” is high, shared blocks are evicted before they are asked for: enlarge the pool.",
             "If it is not, prompts have changed: a date or a name at the head of a system prompt makes each one new.",
             "Behind a balancer, have it send equal beginnings to the same server.",
         ),
@@ -223,7 +223,7 @@ PROCESS_ALERTS = (
         summary="{{ $labels.instance }} has {{ $value | humanizePercentage }} of the files and sockets open that it "
         "may.",
         description="Beyond the limit no connection can be accepted. Each client's connection is one, idle ones "
-        "included. Look at Open files beside Live requests.",
+        "included. Look at “Open files” beside the live ones in “Requests running”.",
         runbook=(
             "If live requests are as many, raise the limit: `LimitNOFILE=` for systemd, `ulimits` for compose.",
             "If they are few, connections stay open: see with `ss -tnp` whose they are.",
@@ -237,7 +237,7 @@ PROCESS_ALERTS = (
         summary="The memory of {{ $labels.instance }} has been growing by {{ $value | humanize }} MiB an hour for "
         "hours.",
         description="The KV pool and the weights are taken at the start; what grows later should level off. Look at "
-        "Memory over a day.",
+        "“Memory” over a day.",
         runbook=(
             "See whether it levels off: parts of the KV pool are touched for the first time under the first real load.",
             "Compare with traffic: memory that grows by the request is a leak; please report it, with the soak's "

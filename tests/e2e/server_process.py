@@ -36,8 +36,8 @@ class ServerProcess:
         *args: str,
         env: dict[str, str] | None = None,
         wait_ready: bool = True,
-        port: int | None = None,
         program: Sequence[str] = ("-m", "server"),
+        port: int | None = None,
         prefix: Sequence[str] = (),
     ) -> None:
         """Describe a server; ``with`` starts it.
@@ -46,9 +46,9 @@ class ServerProcess:
             args: Flags of serve.
             env: Beside what the test has.
             wait_ready: Start means that it answers.
-            port: None = a free one.
             program: What Python runs: the server, or something around it.
-            prefix: A command that runs Python, such as a shell which sets limits first; it must exec, not fork.
+            port: None = a free one.
+            prefix: A program that runs it, such as a shell which sets limits first; it must exec, not fork.
         """
         self.port = free_port() if port is None else port
         self.url = f"http://127.0.0.1:{self.port}"

@@ -92,11 +92,11 @@ def test_the_state_is_the_one_that_the_engine_will_publish(tmp_path: Path) -> No
 
 
 def test_half_of_what_the_weights_leave_is_the_pool() -> None:
-    found = foretell(available=6 * 2**20)
-    assert found.state is not None
-    half = (6 * 2**20 - found.weights_bytes) // 2
-    assert half - found.block_bytes < found.state.kv_bytes <= half
-    assert found.state.detail == "half of the free memory" or found.state.num_blocks == 8
+    plenty = foretell()
+    assert plenty.state is not None and plenty.state.detail == "4 full-length requests"
+    found = foretell(available=plenty.weights_bytes + 11 * plenty.block_bytes)
+    assert found.state is not None and found.state.detail == "half of the free memory"
+    assert found.state.num_blocks == 4, "five of eleven, one of them the null block"
 
 
 def test_weights_that_do_not_fit_are_said_to_need_more() -> None:

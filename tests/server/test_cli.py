@@ -53,7 +53,7 @@ def test_help_lists_every_flag_without_importing_torch() -> None:
         (["serve", "--host", "0.0.0.0"], 64, "--insecure"),
         (["serve", "--api-keys-file", "/no/such/file"], 64, "--api-keys-file /no/such/file cannot be read"),
         (["serve", "--ssl-certfile", "/no/such/file"], 64, "/no/such/file is not there"),
-        (["serve", "--api-key", "a:boss:sk-secret"], 2, "argument --api-key: must have a SCOPE"),
+        (["serve", "--api-key", "a:boss:sk-secret"], 64, "argument --api-key: must have a SCOPE"),
         (["serve", "/no/such/model", "--port", "0"], 66, "/no/such/model"),
         ([], 64, "COMMAND"),
         (["serve", "--request-read-timeout-s", "0"], 64, "above 0"),

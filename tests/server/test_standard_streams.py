@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,8 +25,15 @@ sys.exit(7)
 def test_a_full_disk_leaves_the_exit_code_alone(stream: str, settles: bool, code: int) -> None:
     # /dev/full takes nothing, as a full disk does.
     program = PROGRAM.format(stream=stream, settles=settles)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open("/dev/full", "w") as full:
-        result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False, **{stream: full})  # type: ignore[call-overload]
+        result = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            env=buffered,
+            check=False,
+            **{stream: full},  # type: ignore[call-overload]
+        )
     assert result.returncode == code
 
 

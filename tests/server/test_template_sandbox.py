@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import resource
 import time
-import tracemalloc
 from typing import Any
 
 import pytest
@@ -75,16 +75,11 @@ def render(source: str, messages: list[dict[str, Any]] | None = None) -> str:
 )
 def test_a_template_made_to_hurt_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.template_budget.MAX_CPU_S", 0.5)
-    tracemalloc.start()
-    started = time.thread_time()
-    try:
-        with pytest.raises(ChatTemplateError):
-            render(source)
-        taken_s, (_, peak_bytes) = time.thread_time() - started, tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert taken_s < 4.0, "0.5 s are the limit, and its steps; tracing makes all of it several times slower"
-    assert peak_bytes < 800e6
+    most_before_kb, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
+    with pytest.raises(ChatTemplateError):
+        render(source)
+    assert time.thread_time() - started < 2.0, "0.5 s are the limit; what one call of C code takes comes on top"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most_before_kb < 800_000
 
 
 @pytest.mark.parametrize("name", ["lipsum", "urlize", "pprint", "random"])
@@ -120,7 +115,7 @@ def test_a_very_long_source_is_refused_before_it_is_compiled() -> None:
         ("{{ 'it <b>' | e | safe }} {{ ' x ' | trim }} {{ 'a,b' | replace(',', ';') }}", "it &lt;b&gt; x a;b"),
         ("{% macro f(function, context) %}{{ function }}{% endmacro %}{{ f(function=1, context=2) }}", "1"),
         ("{% for m in messages recursive %}{{ loop.index }}/{{ loop.length }}{% endfor %}", "1/1"),
-        ("{{ x | default(10 ** 9) }} {{ '12' | int }} {{ 'abc' | truncate(2, true, '') }}", "1000000000 12 ab"),
+        ("{{ x | default(10 ** 9) }} {{ '12' | int }} {{ 'abc' | truncate(2, true, '', 0) }}", "1000000000 12 ab"),
         ("{% filter upper %}a{% endfilter %}", "A"),
         ("{{ namespace(x=1) }}", "<namespace>"),
         ("{% for k, v in {'b': 1, 'a': 2} | dictsort %}{{ k }}{{ v }}{% endfor %}", "a2b1"),

@@ -43,7 +43,13 @@ async def tell_scheme(scope: Scope, receive: Receive, send: Send) -> None:
             await receive()
             await send({"type": f"lifespan.{phase}.complete"})
         return
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+    await send(
+        {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": [(b"connection", b"close"), (b"content-length", b"5")],
+        }
+    )
     await send({"type": "http.response.body", "body": scope["scheme"].encode()})
 
 

@@ -86,6 +86,7 @@ class Browser:
         failure = self.call("Page.navigate", url=url).get("errorText")
         if failure:
             raise BrowserError(f"{url}: {failure}")
+        self.wait_until(f"location.href === {url!r} && document.readyState === 'complete'")
 
     def ask(self, expression: str) -> Any:
         """Return what JavaScript makes of an expression."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from types import TracebackType
 
@@ -13,7 +14,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from engine_core import EngineSnapshot
 from server.app import AppSettings, create_app
 from server.status.feed import StatusSources
-from tests.e2e.server_process import free_port
 from tests.server.fake_engine_client import FakeEngineClient
 from tests.server.http_helpers import FakeMetrics, create_admission
 
@@ -38,7 +38,7 @@ class StatusServer:
 
     Args:
         snapshot: What the engine shows.
-        port: None = a free one.
+        port: 0 = a free one.
         key: What it asks for; None = it is open.
 
     Attributes:
@@ -48,8 +48,10 @@ class StatusServer:
         feed: The application's.
     """
 
-    def __init__(self, snapshot: EngineSnapshot, *, port: int | None = None, key: str | None = None) -> None:
-        self.port = port or free_port()
+    def __init__(self, snapshot: EngineSnapshot, *, port: int = 0, key: str | None = None) -> None:
+        # It listens from here on, before anything answers: nobody is turned away.
+        self._sock = socket.create_server(("127.0.0.1", port))
+        self.port: int = self._sock.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}/status"
         self.sources = StatusSources()
         self.client = client = FakeEngineClient()
@@ -63,7 +65,7 @@ class StatusServer:
         )
         self.feed = app.state.status_feed
         served: ASGIApp = app if key is None else KeyCheck(app, key)
-        self._server = uvicorn.Server(uvicorn.Config(served, port=self.port, log_config=None, ws="none"))
+        self._server = uvicorn.Server(uvicorn.Config(served, log_config=None, ws="none"))
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> StatusServer:
@@ -79,4 +81,4 @@ class StatusServer:
     def _run(self) -> None:
         with asyncio.Runner() as runner:
             self._loop = runner.get_loop()
-            runner.run(self._server.serve())
+            runner.run(self._server.serve(sockets=[self._sock]))

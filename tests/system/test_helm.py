@@ -164,8 +164,8 @@ def test_keda_asks_prometheus_about_this_release_only() -> None:
     [
         ([], "set auth.keys or auth.existingSecret, or accept it with auth.insecure=true"),
         (["auth.insecure=true", "replicaz=2"], "replicaz"),
-        (["auth.insecure=true", "settings.PORT=9000"], "settings"),
-        (["auth.insecure=true", "settings.INSECURE=true"], "settings"),
+        (["auth.insecure=true", "settings.PORT=9000"], "PORT"),
+        (["auth.insecure=true", "settings.INSECURE=true"], "INSECURE"),
         (["auth.insecure=true", "autoscaling.kind=keda"], "prometheusAddress"),
         (["auth.insecure=true", "image.target=rocm"], "target"),
         (["auth.insecure=true", "shutdown.drainTimeoutSeconds=-1"], "drainTimeoutSeconds"),

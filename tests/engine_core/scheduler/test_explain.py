@@ -179,6 +179,7 @@ def test_a_preempted_request_says_so_beside_what_it_waits_for() -> None:
     h = Harness(create_scheduler(num_blocks=4))
     h.add("A", 30, 30)
     h.add("B", 30, 30)
+    h.step()
     while not h.scheduler.waiting:
         h.step()
     (reason,) = explain(h.scheduler).values()
@@ -190,8 +191,11 @@ def test_a_parked_request_waits_for_its_last_token() -> None:
     h = Harness(create_scheduler(num_blocks=4, max_steps_in_flight=2))
     h.add("A", 30, 30)
     h.add("B", 30, 30)
+    h.schedule()
     while not h.scheduler.parked:
-        h.step()
+        if len(h.in_flight) == 2:
+            h.update()
+        h.schedule()
     assert explain_parked(h.scheduler) == ["preempted; its last token is still being sampled"]
     abort_all(h)
 

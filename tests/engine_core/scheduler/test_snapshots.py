@@ -50,6 +50,7 @@ def test_a_preempted_request_is_among_the_waiting() -> None:
         h = Harness(create_scheduler(num_blocks=4, max_steps_in_flight=in_flight))
         h.add("A", 30, 30)
         h.add("B", 30, 30)
+        h.step()
         while not (h.scheduler.waiting or h.scheduler.parked):
             h.step()
         snapshot = build_snapshot(h.scheduler, 0.0)

@@ -86,5 +86,5 @@ def test_a_line_that_is_full_is_followed_by_the_next_one() -> None:
 def test_variables_choose_the_source_the_model_and_the_server() -> None:
     variables = BOARD["templating"]["list"]
     assert [variable["name"] for variable in variables] == ["datasource", "model_name", "instance"]
-    assert '{model_name=~"$model_name"}' in variables[2]["definition"]
+    assert '{model_name=~"$model_name"}' in variables[2]["query"]["query"]
     assert json.loads(format_dashboard()) == BOARD
