@@ -27,7 +27,7 @@ class Panel:
         title: As in the alerts' descriptions.
         queries: By legend, which may show labels as {{label}}; in PromQL, R being the window of rates.
         unit: Grafana's name of it.
-        kind: stat = one number; timeseries = lines.
+        kind: stat = one number; name = one legend, whatever the number; timeseries = lines.
         width: Columns of NUM_COLUMNS.
         height: In Grafana's rows.
         healthy: What colours it; see ``build_steps``.
@@ -38,7 +38,7 @@ class Panel:
     title: str
     queries: Mapping[str, str]
     unit: str
-    kind: Literal["stat", "timeseries"] = "timeseries"
+    kind: Literal["stat", "name", "timeseries"] = "timeseries"
     width: int = 8
     height: int = 8
     healthy: Healthy | None = None
@@ -64,34 +64,38 @@ class Panel:
         built = self.built
         return {
             "id": panel_id,
-            "type": self.kind,
+            "type": "timeseries" if self._is_lines else "stat",
             "title": self.title,
             "description": self._describe([row for query in built.values() for row in query.rows]),
             "datasource": DATASOURCE,
             "gridPos": {"h": self.height, "w": self.width, "x": x, "y": y},
             "fieldConfig": {"defaults": self._build_defaults(), "overrides": []},
-            "options": _STAT_OPTIONS if self.kind == "stat" else _LINE_OPTIONS,
+            "options": _LINE_OPTIONS if self._is_lines else _build_stat_options(self.kind),
             "targets": [
                 {"refId": letter, "datasource": DATASOURCE, "expr": query.text, "legendFormat": legend, "range": True}
                 for letter, (legend, query) in zip(_LETTERS, built.items(), strict=False)
             ],
         }
 
+    @property
+    def _is_lines(self) -> bool:
+        return self.kind == "timeseries"
+
     def _build_defaults(self) -> dict[str, Any]:
         steps = build_steps(self.healthy) if self.healthy else [{"color": _GOOD, "value": None}]
         defaults: dict[str, Any] = {
             "unit": self.unit,
             "min": 0,
-            "color": {"mode": "thresholds" if self.kind == "stat" else "palette-classic"},
+            "color": {"mode": "palette-classic" if self._is_lines else "thresholds"},
             "thresholds": {"mode": "absolute", "steps": steps},
         }
         if self.maximum is not None:
             defaults["max"] = self.maximum
-        if self.kind == "stat":
-            defaults["mappings"] = [_NO_NUMBER]
-        else:
+        if self._is_lines:
             style = "line" if self.healthy else "off"
             defaults["custom"] = {**_LINES, "thresholdsStyle": {"mode": style}}
+        else:
+            defaults["mappings"] = [_NO_NUMBER]
         return defaults
 
     def _describe(self, rows: Sequence[MetricRow]) -> str:
@@ -113,6 +117,17 @@ def build_steps(healthy: Healthy) -> list[dict[str, Any]]:
     return steps
 
 
+def _build_stat_options(kind: str) -> dict[str, Any]:
+    return {
+        "colorMode": "value",
+        "graphMode": "area" if kind == "stat" else "none",
+        "justifyMode": "auto",
+        "orientation": "auto",
+        "textMode": "value" if kind == "stat" else "name",
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+    }
+
+
 def _scope(row: MetricRow) -> str:
     return 'model_name=~"$model_name", instance=~"$instance"' if row.has_model_labels else 'instance=~"$instance"'
 
@@ -130,12 +145,4 @@ _LINES = {
 _LINE_OPTIONS = {
     "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
     "tooltip": {"mode": "multi", "sort": "desc"},
-}
-_STAT_OPTIONS = {
-    "colorMode": "value",
-    "graphMode": "area",
-    "justifyMode": "auto",
-    "orientation": "auto",
-    "textMode": "value",
-    "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
 }

@@ -260,10 +260,15 @@ PROCESS = Section(
         _lines("Up", {"{{instance}}": "up", "ready {{instance}}": "pointsman:ready"}, "short"),
         _lines("Started", {"{{instance}}": "process_start_time_seconds * 1000"}, "dateTimeFromNow"),
         _lines("Last step", {"{{instance}}": "pointsman:last_step_timestamp_seconds * 1000"}, "dateTimeFromNow"),
-        _lines(
-            "KV blocks",
-            {"{{num_gpu_blocks}} blocks of {{block_size}}, {{cache_dtype}} {{instance}}": "vllm:cache_config_info"},
-            "short",
+        Panel(
+            title="KV cache of each server",
+            queries={
+                "{{instance}}: {{num_gpu_blocks}} blocks of {{block_size}} tokens, {{cache_dtype}}": "vllm:cache_config_info"
+            },
+            unit="short",
+            kind="name",
+            width=24,
+            height=3,
         ),
     ),
 )

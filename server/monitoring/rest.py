@@ -22,7 +22,7 @@ _NOT_SHOWN = frozenset(
 
 
 def build_sections(sections: Sequence[Section] = SECTIONS, table: Sequence[MetricRow] = TABLE) -> list[Section]:
-    """Return the sections, and after them one of the rows that they leave out.
+    """Return the sections, with one of the rows that they leave out after those that are open.
 
     Args:
         sections: Made by hand.
@@ -31,7 +31,9 @@ def build_sections(sections: Sequence[Section] = SECTIONS, table: Sequence[Metri
     queries = [query for section in sections for panel in section.panels for query in panel.built.values()]
     shown = {row.name for query in queries for row in query.rows} | _NOT_SHOWN
     panels = tuple(_build_panel(row) for row in table if not row.alias_of and row.name not in shown)
-    return [*sections, *([Section("More", panels)] if panels else [])]
+    rest = [Section("More", panels)] if panels else []
+    # What is folded, nobody scrolls past.
+    return [*(each for each in sections if not each.is_folded), *rest, *(each for each in sections if each.is_folded)]
 
 
 def _build_panel(row: MetricRow) -> Panel:

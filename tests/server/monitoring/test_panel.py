@@ -55,6 +55,12 @@ def test_a_number_has_no_lines_and_its_colour_is_its_thresholds() -> None:
     assert panel["type"] == "stat"
 
 
+def test_a_name_shows_its_legend() -> None:
+    panel = Panel(title="KV", queries={"{{block_size}}": "vllm:cache_config_info"}, unit="short", kind="name")
+    shown = panel.to_grafana(1, 0, 0)
+    assert (shown["type"], shown["options"]["textMode"]) == ("stat", "name")
+
+
 def test_windows_of_rates_are_grafanas() -> None:
     panel = Panel(title="Rate", queries={"": "rate(vllm:generation_tokens_total[R])"}, unit="short")
     assert "[$__rate_interval]" in panel.to_grafana(1, 0, 0)["targets"][0]["expr"]
