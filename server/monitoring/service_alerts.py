@@ -75,6 +75,23 @@ AVAILABILITY_ALERTS = (
         ),
     ),
     Alert(
+        name="WatchdogNearMiss",
+        expr="increase(pointsman:watchdog_near_misses_total[15m]) > 0",
+        hold="0m",
+        severity="warning",
+        summary="{{ $labels.instance }} stood still for half of its watchdog's deadline, {{ $value | humanize }} "
+        "times.",
+        description="A step, or the event loop, took very long and then went on; at all of the deadline the process "
+        "would have ended with 71. Look in the log, where the watchdog wrote what each thread did.",
+        runbook=(
+            "Read the stacks: a step is slow (too large a batch, a starved machine), or something blocks the event "
+            "loop.",
+            "Steps: lower --max-num-batched-tokens, and see whether others use the machine's cores or its memory "
+            "swaps.",
+            "If such steps are right for this model and machine, raise --watchdog-timeout-s.",
+        ),
+    ),
+    Alert(
         name="RestartLoop",
         expr="changes(process_start_time_seconds[15m]) > 2",
         hold="0m",
@@ -180,6 +197,21 @@ TRAFFIC_ALERTS = (
             "queue_timeout: the queue is longer than its deadline. Lower --max-queued-tokens: a quick no is better "
             "than a late one.",
             "request_timeout: answers take too long; see “E2E latency” and clients' max_tokens.",
+            "draining: clients still come to a server that stops; have the balancer look at /ready.",
+        ),
+    ),
+    Alert(
+        name="UnknownKeys",
+        expr='rate(pointsman:access_refusals_total{reason="unknown_key"}[10m]) * 60 > 1',
+        hold="15m",
+        severity="info",
+        summary="{{ $labels.instance }} is asked {{ $value | humanize }} times a minute with a key that it does not "
+        "know.",
+        description="Somebody tries keys, or a client has an old one. Nobody is let in by it. Look at “HTTP requests "
+        "by status”, and in the log at whose requests end with 401.",
+        runbook=(
+            "If keys were changed lately, find the client that was forgotten.",
+            "If not, keep that address away: the server compares keys in constant time, but has no list of bad guests.",
         ),
     ),
     Alert(

@@ -101,7 +101,17 @@ def test_g7_the_series_exists_at_zero_with_its_type_and_labels(name: str) -> Non
         (
             "vllm:admission_rejections_total",
             "reason",
-            {"queue_full", "queue_tokens_full", "queue_timeout", "request_timeout", "key_concurrency", "key_rate"},
+            {
+                *(
+                    "queue_full",
+                    "queue_tokens_full",
+                    "queue_timeout",
+                    "request_timeout",
+                    "draining",
+                    "key_concurrency",
+                    "key_rate",
+                )
+            },
         ),
     ],
 )

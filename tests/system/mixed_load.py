@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+_ANSWER_S = 120.0
 _SHARED = "You are a patient assistant who answers in short sentences, one after the other, and never shouts. " * 2
 
 
@@ -40,9 +41,9 @@ class MixedLoad:
     def __exit__(self, *error: object) -> None:
         self._is_over.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(_ANSWER_S)
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 240.0) -> None:
         """Wait for the load's effect."""
         deadline = time.monotonic() + seconds
         while not condition():
@@ -58,8 +59,8 @@ class MixedLoad:
                 return
 
     def _stream(self, number: int) -> None:
-        body = self._body(f"{_SHARED} Question {number}: what comes next?", 60 + 10 * number, n=1 + number % 2)
-        with httpx.stream("POST", f"{self._url}/v1/completions", json=body, timeout=60) as response:
+        body = self._body(f"{_SHARED} Question {number}: what comes next?", 120 + 10 * number, n=1 + number % 2)
+        with httpx.stream("POST", f"{self._url}/v1/completions", json=body, timeout=_ANSWER_S) as response:
             text = "".join(response.iter_text())
         if response.status_code != 200 or "[DONE]" not in text:
             self.failures.append(f"{response.status_code}: {text[-200:]}")
@@ -68,15 +69,15 @@ class MixedLoad:
     def _leave(self, number: int) -> None:
         """A client that goes after the first bytes."""
         body = self._body("Tell me a very long story about a railway.", 100)
-        with httpx.stream("POST", f"{self._url}/v1/completions", json=body, timeout=60) as response:
+        with httpx.stream("POST", f"{self._url}/v1/completions", json=body, timeout=_ANSWER_S) as response:
             next(response.iter_raw())
         self._is_over.wait(0.3)
 
     def _err(self, number: int) -> None:
         """A misspelt field, which is ignored, and a mistake, which is refused."""
         body = {**self._body("Hello", 3), "stream": False}
-        httpx.post(f"{self._url}/v1/completions", json={**body, "temprature": 1}, timeout=60)
-        httpx.post(f"{self._url}/v1/completions", json={**body, "max_tokens": -1}, timeout=60)
+        httpx.post(f"{self._url}/v1/completions", json={**body, "temprature": 1}, timeout=_ANSWER_S)
+        httpx.post(f"{self._url}/v1/completions", json={**body, "max_tokens": -1}, timeout=_ANSWER_S)
         self._is_over.wait(0.3)
 
     def _body(self, prompt: str, max_tokens: int, **more: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import yaml
 
 from tests.e2e.server_process import free_port
 
-START_S = 30.0
+START_S = 60.0
 
 
 class PrometheusProcess:
@@ -52,10 +52,31 @@ class PrometheusProcess:
     def __enter__(self) -> PrometheusProcess:
         with self._log.open("w") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT)
-        self.wait_until_found("up == 1", START_S)
+        try:
+            self._wait_until_ready()
+            self.wait_until_found("up == 1", START_S)
+        except BaseException:
+            self._stop()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._stop()
+
+    def _wait_until_ready(self) -> None:
+        """Until its data are open it answers with a sentence, and 503."""
+        deadline = time.monotonic() + START_S
+        while True:
+            assert self._process.poll() is None, self._log.read_text()
+            try:
+                if httpx.get(f"{self.url}/-/ready").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            assert time.monotonic() < deadline, f"not ready after {START_S} s:\n{self._log.read_text()[-2000:]}"
+            time.sleep(0.1)
+
+    def _stop(self) -> None:
         self._process.terminate()
         try:
             self._process.wait(20)
@@ -79,10 +100,7 @@ class PrometheusProcess:
         deadline = time.monotonic() + seconds
         while True:
             assert self._process.poll() is None, self._log.read_text()
-            try:
-                found = [value for value in self.ask(query) if not math.isnan(value)]
-            except httpx.TransportError:
-                found = []
+            found = [value for value in self.ask(query) if not math.isnan(value)]
             if found:
                 return found
             assert time.monotonic() < deadline, f"waited {seconds} s for {query}:\n{self._log.read_text()[-2000:]}"

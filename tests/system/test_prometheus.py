@@ -55,7 +55,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         server.wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 200)
         target = server.url.removeprefix("http://")
         with PrometheusProcess(program, folder, target, RULES) as prometheus, MixedLoad(server.url) as load:
-            load.wait_until(lambda: load.num_done >= 12 and server.metric("vllm:num_preemptions_total") > 0)
+            load.wait_until(lambda: load.num_done >= 6 and server.metric("vllm:num_preemptions_total") > 0)
             # Two samples after the last series was new: only then has each a rate.
             prometheus.wait_until_found("min(count_over_time(pointsman:unknown_fields_total[1m]) >= 3)", 30)
             prometheus.wait_until_found(f"sum(rate(vllm:request_success_total[{WINDOW}])) > 0", 30)

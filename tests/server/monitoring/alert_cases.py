@@ -56,6 +56,7 @@ ENDED, ABORTED, FAILED = (
     f'vllm:request_success_total{{finished_reason="{end}"}}' for end in ("stop", "abort", "error")
 )
 HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
+UNKNOWN_KEYS = 'pointsman:access_refusals_total{reason="unknown_key"}'
 FILES, MAX_FILES = "process_open_fds", "process_max_fds"
 
 
@@ -83,6 +84,19 @@ AVAILABILITY_CASES = (
         shown="45s",
     ),
     Case(alert="EngineStuck", what="a long step", series={"pointsman:seconds_since_progress": steady(4)}, minute=1),
+    Case(
+        alert="WatchdogNearMiss",
+        what="once",
+        series={"pointsman:watchdog_near_misses_total": "0 0 1 1 1 1"},
+        minute=5,
+        shown="1",
+    ),
+    Case(
+        alert="WatchdogNearMiss",
+        what="long ago",
+        series={"pointsman:watchdog_near_misses_total": "0 1+0x30"},
+        minute=20,
+    ),
     Case(
         alert="RestartLoop",
         what="three restarts",
@@ -302,6 +316,15 @@ TRAFFIC_CASES = (
         series={'vllm:admission_rejections_total{reason="key_rate"}': rising(60)},
         minute=12,
     ),
+    Case(
+        alert="UnknownKeys",
+        what="six a minute",
+        series={UNKNOWN_KEYS: rising(6)},
+        minute=30,
+        shown="6",
+        more=(("reason", "unknown_key"),),
+    ),
+    Case(alert="UnknownKeys", what="a typing error", series={UNKNOWN_KEYS: "0+0x20 2+0x40"}, minute=30),
     Case(
         alert="AbortRate",
         what="every other one",

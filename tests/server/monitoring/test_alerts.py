@@ -18,7 +18,7 @@ BY_NAME = {alert.name: alert for alert in ALERTS}
 WANTED = {
     *("KVStarvation", "CappedByMaxNumSeqs", "WaitingWithFreeKV", "PrefillStarvation"),
     *("EngineDown", "NotReady", "EngineStuck", "QueueBacklog", "HighTTFT", "HighITL", "KVCacheFull"),
-    *("PreemptionRate", "ErrorRate", "Rejections", "PrefixHitDrop", "RestartLoop", "AbortRate"),
+    *("PreemptionRate", "ErrorRate", "Rejections", "PrefixHitDrop", "RestartLoop", "AbortRate", "WatchdogNearMiss"),
     *("OpenFiles", "MemoryGrowth"),
 }
 
