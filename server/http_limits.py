@@ -12,7 +12,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ErrorKind, RequestError, as_request_error, build_error_response
-from server.http_record import note_label
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_LABEL_LENGTH = 128
@@ -32,7 +31,6 @@ class RequestLabelMiddleware:
             await self._app(scope, receive, send)
             return
         label = clean_label(Headers(scope=scope).get("x-request-id", "")) or uuid.uuid4().hex
-        note_label(scope, label)
         scope[_LABEL] = label
 
         async def send_labelled(message: Message) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import STATUS_CLIENT_GONE
+from server.http_limits import get_label
 from server.http_record import ErrorNote, HttpRecord, set_http_record
 from server.principal import get_principal
 from server.request_log import RequestLog
@@ -66,6 +67,7 @@ class HttpLogMiddleware:
                 self._request_log.end(record)
 
     def _complete(self, record: HttpRecord, scope: Scope) -> None:
+        record.label = get_label(scope)
         record.scheme = scope.get("scheme", "http")
         record.key_id = get_principal(scope).key_id
         record.parent = read_trace_context(scope["headers"])

@@ -165,13 +165,6 @@ def get_http_record(scope: Scope) -> HttpRecord | None:
     return record
 
 
-def note_label(scope: Scope, label: str) -> None:
-    """Note the request's X-Request-Id."""
-    record = get_http_record(scope)
-    if record is not None:
-        record.label = label
-
-
 def note_error(scope: Scope, error: ErrorNote) -> None:
     """Note why the request is refused or has failed; the last reason stands."""
     record = get_http_record(scope)

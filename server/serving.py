@@ -152,7 +152,8 @@ def _serve(
             url, loaded.name, has_chat=loaded.chat_template is not None, needs_key=access.keys is not None
         )
         with contextlib.suppress(OSError):  # whoever reads it may be gone, or its disk be full
-            print(curl, flush=True)
+            # In one write: where both streams are one pipe, a line of the log may come between two.
+            print(f"{curl}\n", end="", flush=True)
 
     daemon = Daemon(
         client=service.client,

@@ -30,8 +30,8 @@ from server.template_budget import (
     check_value,
 )
 
-# The name under which a render finds its budget; no template can spell it, for it begins with an underscore.
-BUDGET = "_budget"
+# The name under which a render finds its budget. No template can spell it: a variable's name has no space.
+BUDGET = "render budget"
 _COUNTED, _JOINED, _CHECKED = "_counted", "_joined", "_checked"
 _MAX_INDENT = 16
 # What no chat needs, and what takes long on texts that it is not made for.
@@ -49,7 +49,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return budget_of(context).take_result(super().call_binop(context, operator, left, right))
 
     # Positional only: a macro may have a parameter of any name.
-    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         budget = budget_of(context)
         budget.check_time()
         args = _check_call(context, function, args, kwargs)
@@ -119,8 +119,8 @@ def budget_of(context: Context) -> RenderBudget:
     return budget
 
 
-def _filter(name: str, node: nodes.Expr | None, lineno: int) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None).set_lineno(lineno)
+def _filter(name: str, node: nodes.Node | None, lineno: int) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=lineno)
 
 
 def _replace_concats(node: nodes.Node) -> None:

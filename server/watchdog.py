@@ -46,7 +46,7 @@ class StallClock:
             age_s: Seconds since it last moved; 0 = it rests.
             gap_s: Seconds since the last look.
         """
-        before_s = self.stalled_s if age_s >= gap_s else 0.0
+        before_s = self.stalled_s if age_s > gap_s else 0.0
         self.stalled_s = before_s + min(age_s, gap_s, self._max_gap_s)
 
 

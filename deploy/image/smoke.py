@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 _KEY = "smoke-test-key-0123456789abcdef"
+_KEYS = f"smoke:user+metrics:{_KEY}"
 _READY_S = 600.0
 _STOP_S = 45.0
 _USAGE_ERROR = 64
@@ -203,7 +204,7 @@ def check_refusal(image: Image, cache: Path) -> str:
 
 def check_early_stop(image: Image, cache: Path) -> str:
     """SIGTERM ends it also before it serves: process 1 does not die of a signal that it does not handle."""
-    with Box(image, cache, {"POINTSMAN_API_KEY": _KEY}) as box:
+    with Box(image, cache, {"POINTSMAN_API_KEY": _KEYS}) as box:
         pid = box.pid()
         time.sleep(0.7)
         os.kill(pid, signal.SIGTERM)
@@ -215,7 +216,7 @@ def check_early_stop(image: Image, cache: Path) -> str:
 
 def check_service(image: Image, cache: Path, is_offline: bool) -> str:
     """It becomes ready, answers those with a key, is found healthy, and ends well when it is told to."""
-    environment = {"POINTSMAN_API_KEY": _KEY} | ({"PIP_NO_INDEX": "1"} if is_offline else {})
+    environment = {"POINTSMAN_API_KEY": _KEYS} | ({"PIP_NO_INDEX": "1"} if is_offline else {})
     with Box(image, cache, environment) as box:
         started = time.monotonic()
         box.wait_for(lambda: box.check_health("/ready")[0] == 0, _READY_S, "it did not become ready")

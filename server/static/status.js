@@ -18,9 +18,9 @@ class Board {
     this._document = null;
     const pick = (id) => this._pin(id);
     this._running = new RowSet(
-      byId("running-rows"), ["key", "num", "num prompt", "num", "num", "num", "why"], pick,
+      byId("running-rows"), ["key", "num", "num prompt", "num", "num less", "num less", "why"], pick,
     );
-    this._waiting = new RowSet(byId("waiting-rows"), ["key", "num", "num prompt", "num", "num", "why"], pick);
+    this._waiting = new RowSet(byId("waiting-rows"), ["key", "num", "num prompt", "num", "num less", "why"], pick);
     byId("blocks").addEventListener("mousemove", (event) => this._point(this._grid.find(event)));
     byId("blocks").addEventListener("mouseleave", () => this._point(null));
     addEventListener("resize", () => this.redraw());

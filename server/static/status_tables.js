@@ -72,13 +72,14 @@ class RowSet {
       if (column.includes("why")) {
         cell.title = texts[index];
         cell.classList.toggle("waits", request.waits_for !== "");
+        cell.classList.toggle("behind", request.waits_for.startsWith("behind "));
       }
     });
   }
 }
 
 /**
- * Show a text above a thin bar.
+ * Show a text, and a thin bar below it while there is a part to show.
  * @param {HTMLTableCellElement} cell
  * @param {string} text
  * @param {number} share How much of the bar is full, 0..1.
@@ -91,6 +92,7 @@ function fillShare(cell, text, share) {
     cell.append(document.createElement("span"), bar);
   }
   setText(cell.firstChild, text);
+  cell.lastChild.classList.toggle("partial", share > 0 && share < 1);
   cell.lastChild.firstChild.style.width = `${Math.round(share * 100)}%`;
 }
 

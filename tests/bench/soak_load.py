@@ -10,7 +10,7 @@ from tests.long.storm import CHAT, Plan, draw_plan
 
 # With --max-model-len 2048 and prompts of about 1,400 tokens, several chunks each.
 FLAGS = (
-    *("--max-model-len", "2048", "--num-kv-blocks", "192", "--max-num-seqs", "32"),
+    *("--max-model-len", "2048", "--num-kv-blocks", "96", "--max-num-seqs", "32"),
     *("--scheduling-policy", "priority"),
 )
 _WORDS = ("the", "old", "house", "at", "the", "end", "of", "the", "road", "where", "nobody", "lived", "for", "years")

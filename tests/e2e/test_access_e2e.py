@@ -17,7 +17,7 @@ from tests.e2e.server_process import ServerProcess
 
 MODEL = "SmolLM2-135M-Instruct"
 ALICE, BOB, PROM, ROOT, LATE = (f"sk-{name}-0123456789abcdef" for name in ("alice", "bob", "prom", "root", "late"))
-PROMPT = "One prompt, long enough for several blocks of the cache. " * 40
+PROMPT = "One prompt, long enough for several blocks of the cache. " * 16
 
 
 @pytest.fixture(scope="module")

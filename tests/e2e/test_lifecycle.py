@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from tests.e2e.server_process import ServerProcess
 from tests.e2e.tiny_model import write_tiny_model
 
 SLOWED = ("-m", "tests.e2e.slowed_server")
-FLAGS = ("--backend", "torch", "--num-kv-blocks", "256")
+FLAGS = ("--backend", "torch", "--num-threads", "1", "--num-kv-blocks", "256")
 COMPLETIONS = "/v1/completions"
 
 
@@ -33,7 +33,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def build_body(**fields: Any) -> dict[str, Any]:
-    return {"prompt": "the dog", "temperature": 0, "ignore_eos": True, "stream": True, **fields}
+    usage = {"stream_options": {"include_usage": True}}
+    return {"prompt": "the dog", "temperature": 0, "ignore_eos": True, "stream": True, **usage, **fields}
 
 
 class Stream:
@@ -63,13 +64,37 @@ class Stream:
 
 @contextmanager
 def deaf_stream(server: ServerProcess) -> Iterator[socket.socket]:
-    """A client that asks for much and reads nothing."""
+    """A client that reads nothing, not even its prompt, which comes back with the logprobs of each of its tokens."""
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(("127.0.0.1", server.port))
-        body = json.dumps(build_body(max_tokens=4000, logprobs=5)).encode()
+        body = json.dumps(build_body(prompt="the dog " * 500, max_tokens=500, logprobs=5, echo=True, n=4)).encode()
         sock.sendall(build_request(COMPLETIONS, body))
         yield sock
+
+
+class Manager:
+    """A service manager's socket, read as messages come: only ten wait there."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.told: list[str] = []
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(address)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        with suppress(OSError):  # it has been closed
+            while True:
+                self.told.append(self.socket.recv(4096).decode())
+
+
+def check_whole(events: list[str], num_tokens: int) -> None:
+    """Nothing is missing: so many tokens, an end for that reason, and the mark behind it."""
+    *_, last, usage, done = events
+    assert done == "[DONE]"
+    assert json.loads(last)["choices"][0]["finish_reason"] == "length"
+    assert json.loads(usage)["usage"]["completion_tokens"] == num_tokens
 
 
 def wait_for_exit(server: ServerProcess, seconds: float = 30) -> int:
@@ -99,7 +124,7 @@ def test_sigterm_before_anything_runs_is_a_clean_end_of_a_server(
 
 
 def test_a_pool_that_memory_does_not_hold_is_told_by_the_exit_code(model: str) -> None:
-    with ServerProcess(model, *FLAGS[:2], "--num-kv-blocks", str(10**9), wait_ready=False) as server:
+    with ServerProcess(model, *FLAGS[:4], "--num-kv-blocks", str(10**9), wait_ready=False) as server:
         assert wait_for_exit(server) == ExitCode.OUT_OF_MEMORY
     assert "The model cannot be loaded: " in server.output
 
@@ -108,10 +133,9 @@ def test_a_pool_that_memory_does_not_hold_is_told_by_the_exit_code(model: str) -
 def test_sigterm_lets_a_stream_come_to_its_end_refuses_newcomers_and_tells_the_service_manager(
     model: str, tmp_path: Path
 ) -> None:
-    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    manager.bind(str(tmp_path / "notify"))
-    environment = {"SLOWED_STEP_S": "0.03", "NOTIFY_SOCKET": str(tmp_path / "notify")}
-    with manager, ServerProcess(model, *FLAGS, env=environment, program=SLOWED) as server:
+    manager = Manager(str(tmp_path / "notify"))
+    environment = {"SLOWED_STEP_S": "0.03", "NOTIFY_SOCKET": manager.address}
+    with manager.socket, ServerProcess(model, *FLAGS, env=environment, program=SLOWED) as server:
         stream = Stream(server.url, max_tokens=60)
         server.process.send_signal(signal.SIGTERM)
         server.wait_until(lambda: "Stopping" in server.output, 5)
@@ -121,26 +145,14 @@ def test_sigterm_lets_a_stream_come_to_its_end_refuses_newcomers_and_tells_the_s
         refused = httpx.post(server.url + COMPLETIONS, json=build_body(max_tokens=1))
         assert (refused.status_code, refused.headers["connection"]) == (503, "close")
         assert int(refused.headers["retry-after"]) > 0
-        *chunks, done = stream.finish()
+        check_whole(stream.finish(), 60)
         assert wait_for_exit(server) == 0
-        told = read_all(manager)
-    assert done == "[DONE]"
-    assert len(chunks) == 60 and json.loads(chunks[-1])["choices"][0]["finish_reason"] == "length"
     assert "Traceback" not in server.output
-    assert any("READY=1" in message for message in told)
-    assert any(message.startswith("STATUS=Loading") for message in told[:5])
-    assert "WATCHDOG=1" in told and told[-1] != "READY=1"
-    assert any("STOPPING=1" in message for message in told)
-
-
-def read_all(sock: socket.socket) -> list[str]:
-    sock.setblocking(False)
-    messages: list[str] = []
-    while True:
-        try:
-            messages.append(sock.recv(4096).decode())
-        except BlockingIOError:
-            return messages
+    told = [message for message in manager.told if message != "WATCHDOG=1"]
+    assert len(told) < len(manager.told), "it was fed"
+    assert told[0].startswith("STATUS=Loading")
+    assert told[-2].startswith("READY=1\nSTATUS=Serving tiny at http://")
+    assert told[-1].startswith("STOPPING=1\nSTATUS=Stopping when 1 request has ended, or in 30 s")
 
 
 def test_a_second_signal_ends_it_at_once(model: str) -> None:
@@ -161,8 +173,7 @@ def test_slow_clients_lose_their_connections_and_nobody_else_anything(model: str
         with deaf_stream(server):
             beside = Stream(server.url, max_tokens=300)
             server.wait_until(lambda: "has not read its answer for 1 s" in server.output, 30)
-            *chunks, done = beside.finish()
-            assert (len(chunks), done) == (300, "[DONE]")
+            check_whole(beside.finish(), 300)
             server.wait_until(lambda: server.metric("vllm:num_requests_running") == 0, 5)
             assert server.metric("vllm:kv_cache_usage_perc") == 0
         with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
@@ -189,10 +200,10 @@ def test_a_stuck_step_is_not_ready_within_two_seconds_and_ends_the_process_with_
         stuck_file.touch()
         started = time.monotonic()
         server.wait_until(lambda: httpx.get(server.url + "/ready").status_code == 503, 10)
-        assert time.monotonic() - started < 2.3
+        assert time.monotonic() - started < 4, "2 s, and what a busy machine adds"
         ready = httpx.get(server.url + "/ready").json()
         assert (ready["status"], ready["error"]["code"]) == ("stuck", "not_ready")
-        assert "no progress for 2." in ready["error"]["message"]
+        assert "The engine has work but has made no progress for " in ready["error"]["message"]
         assert httpx.get(server.url + "/health").status_code == 200
         server.wait_until(lambda: server.metric("pointsman:watchdog_near_misses_total") == 1, 3)
         *_, error, done = stream.finish()

@@ -74,11 +74,20 @@ async def test_caps_and_cache_change_while_it_serves_and_a_stream_is_ended_by_id
 async def test_a_refused_request_leaves_its_connection_fit_for_the_next(server: ServerProcess) -> None:
     """Its body is not read before it is refused; whatever is still on its way must not be taken for a request."""
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as busy:
-        waiting = [asyncio.create_task(ask(busy, number, 300)) for number in range(6)]
-        await asyncio.to_thread(server.wait_until, lambda: server.metric("pointsman:num_permits") == 6, 10)
+        await busy.post("/admin/limits", json={"max_num_seqs": 1, "max_queued_requests": 1})
+        body = {"prompt": "Once", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+        names = ("runs", "waits")
+        taken = [
+            asyncio.create_task(busy.post("/v1/completions", json=body, headers={"X-Request-Id": name}))
+            for name in names
+        ]
+        await asyncio.to_thread(server.wait_until, lambda: server.metric("vllm:num_requests_waiting") == 1, 30)
         async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=httpx.Limits(max_connections=1)) as one:
             for _ in range(3):
                 response = await one.post("/v1/completions", json={"prompt": "x" * 4_000_000})
-                assert response.status_code in (400, 503)
+                assert (response.status_code, response.json()["error"]["code"]) == (503, "queue_full")
                 assert (await one.get("/version")).status_code == 200
-        assert {response.status_code for response, _ in await asyncio.gather(*waiting)} <= {200, 503}
+        assert (await busy.post("/abort", json={"request_ids": names})).json() == {"num_aborted": 2, "not_found": []}
+        running, waiting = await asyncio.gather(*taken)
+        assert running.text.endswith("data: [DONE]\n\n") and "request_cancelled" in running.text
+        assert "request_cancelled" in waiting.text

@@ -17,11 +17,12 @@ from server.listener import bind, create_http_server, listen
 
 
 class EchoApp:
-    """Answers with the request as JSON; /held waits for ``gate`` before its body, /flood sends 10 MB and then waits.
+    """Answers with the request as JSON; /held waits for ``gate`` before its body, /flood sends 10 MB, /watch a
+    byte, and then they wait for the client to leave.
 
     Attributes:
         gate: What /held waits for.
-        has_begun: /held has been asked for.
+        has_begun: One of these has been asked for.
         was_disconnected: A client left before its answer.
     """
 
@@ -40,8 +41,8 @@ class EchoApp:
         if scope["path"] == "/held":
             self.has_begun.set()
             await self.gate.wait()
-        if scope["path"] == "/flood":
-            await self._flood(receive, send)
+        if scope["path"] in ("/flood", "/watch"):
+            await self._wait_for_departure(receive, send, num_bytes=10_000_000 if scope["path"] == "/flood" else 1)
             return
         body = b""
         while (message := await receive())["type"] == "http.request":
@@ -53,10 +54,12 @@ class EchoApp:
             return
         await self._answer(scope, body, send)
 
-    async def _flood(self, receive: Receive, send: Send) -> None:
+    async def _wait_for_departure(self, receive: Receive, send: Send, *, num_bytes: int) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        for _ in range(100):
-            await send({"type": "http.response.body", "body": b"x" * 100_000, "more_body": True})
+        self.has_begun.set()
+        for start in range(0, num_bytes, 100_000):
+            part = b"x" * min(100_000, num_bytes - start)
+            await send({"type": "http.response.body", "body": part, "more_body": True})
         await receive()  # the body
         if (await receive())["type"] == "http.disconnect":
             self.was_disconnected.set()

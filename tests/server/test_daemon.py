@@ -192,7 +192,7 @@ async def test_a_client_that_does_not_read_is_cut_in_the_end_and_nobody_writes_a
             await loop.sock_connect(deaf, ("127.0.0.1", running.http.base_url.port))
             await loop.sock_sendall(deaf, f"GET {STREAM} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
             await running.engine.got_request.wait()
-            for _ in range(40):
+            for _ in range(12):
                 running.engine.step(output("x" * 100_000))
                 await asyncio.sleep(0)
             os.kill(os.getpid(), signal.SIGTERM)

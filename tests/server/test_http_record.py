@@ -8,7 +8,6 @@ from server.http_record import (
     note_answer,
     note_disconnect,
     note_error,
-    note_label,
     set_http_record,
 )
 from tests.server.http_records import create_answer, create_gaps, create_http_record
@@ -20,17 +19,15 @@ def test_what_is_noted_on_a_scope_is_in_its_record() -> None:
     record = HttpRecord("POST", "/v1/completions", 1.0)
     set_http_record(scope, record)
     answer, error = create_answer(), ErrorNote("internal_error", 500)
-    note_label(dict(scope), "label")  # a copy of the scope, as routers make them, has the same record
-    note_answer(scope, answer)
+    note_answer(dict(scope), answer)  # a copy of the scope, as routers make them, has the same record
     note_error(scope, error)
     note_disconnect(scope)
     assert get_http_record(scope) is record
-    assert (record.label, record.answer, record.error, record.client_disconnected) == ("label", answer, error, True)
+    assert (record.answer, record.error, record.client_disconnected) == (answer, error, True)
 
 
 def test_where_nobody_keeps_a_record_notes_are_lost_and_nothing_else() -> None:
     scope = {"type": "http"}
-    note_label(scope, "label")
     note_answer(scope, create_answer())
     note_error(scope, ErrorNote("internal_error", 500))
     note_disconnect(scope)

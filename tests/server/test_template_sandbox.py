@@ -74,11 +74,11 @@ def render(source: str, messages: list[dict[str, Any]] | None = None) -> str:
     ],
 )
 def test_a_template_made_to_hurt_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.template_budget.MAX_CPU_S", 0.5)
+    monkeypatch.setattr("server.template_budget.MAX_CPU_S", 0.2)
     most_before_kb, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
     with pytest.raises(ChatTemplateError):
         render(source)
-    assert time.thread_time() - started < 2.0, "0.5 s are the limit; what one call of C code takes comes on top"
+    assert time.thread_time() - started < 2.0, "0.2 s are the limit; what one call of C code takes comes on top"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most_before_kb < 800_000
 
 

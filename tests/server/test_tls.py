@@ -120,9 +120,12 @@ async def test_a_refusal_of_the_parser_is_told_through_tls_too(
 ) -> None:
     """It closes its half of the connection, which TLS does not have."""
     monkeypatch.setattr("server.http_parser._LINGER_S", 0.05)
+    errors: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
     request = b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n"
     async with serving(load(files)) as port:
         assert (await ask(port, trust(CERT_A), request)).startswith(b"HTTP/1.1 431 ")
+    assert errors == []
 
 
 async def test_a_renewed_certificate_is_used_from_the_next_connection_on(files: TlsFiles) -> None:

@@ -114,12 +114,15 @@ def read_stream(url: str, body: dict[str, Any]) -> Seen:
     return Stream(url, body).wait()
 
 
-def open_stream(server: ServerProcess, body: dict[str, Any], receive_bytes: int = 0) -> socket.socket:
+def open_stream(
+    server: ServerProcess, body: dict[str, Any], path: str = COMPLETIONS, receive_bytes: int = 0
+) -> socket.socket:
     """Ask over a socket of our own, which nobody reads yet.
 
     Args:
         server: Whom.
         body: Of the request.
+        path: Where it goes.
         receive_bytes: Of the socket's own buffer; 0 = as the system has it.
     """
     sock = socket.socket()
@@ -127,7 +130,7 @@ def open_stream(server: ServerProcess, body: dict[str, Any], receive_bytes: int 
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     sock.settimeout(60)
     sock.connect(("127.0.0.1", server.port))
-    sock.sendall(build_request(COMPLETIONS, json.dumps(body).encode()))
+    sock.sendall(build_request(path, json.dumps(body).encode()))
     return sock
 
 

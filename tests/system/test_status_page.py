@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -232,9 +233,13 @@ def test_a_key_is_asked_for_and_kept_in_the_tab_only(browser: Browser, shoot: Ca
 
 def test_a_viewer_does_not_keep_the_server_from_ending() -> None:
     with ServerProcess() as server, httpx.stream("GET", server.url + "/status/events") as response:
-        assert next(response.iter_lines()).startswith("data: {")
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: {")
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(3) == 0
+        started = time.monotonic()
+        assert not any(line.startswith('data: {"error"') for line in lines)
+        assert time.monotonic() - started < 3, "as it is told to stop, and not when its patience ends"
+        assert server.process.wait(60) == 0
 
 
 def test_a_page_that_nobody_sees_lets_go(browser: Browser) -> None:
