@@ -199,7 +199,7 @@ class Daemon:
             self._report.line("Stopping at once.")
             self._hard_exit(ExitCode.INTERRUPTED)
         elif not self._has_ended:
-            refusal = "The server is shutting down and takes no more requests; ask again, there or elsewhere."
+            refusal = "The server is shutting down and takes no more requests; ask again, here or elsewhere."
             self._gate.close(RequestError(refusal, kind=ErrorKind.DRAINING))
             self._report.stopping(self._gate.num_inside, self._settings.drain_timeout_s)
             self._finish(ExitCode.OK)

@@ -38,10 +38,16 @@ def build_body(**fields: Any) -> dict[str, Any]:
 
 
 class Stream:
-    """A stream that a thread of its own reads as it comes."""
+    """A stream that a thread of its own reads as it comes.
+
+    Attributes:
+        events: The data of each so far.
+        is_cut: Its connection broke off.
+    """
 
     def __init__(self, url: str, **fields: Any) -> None:
         self.events: list[str] = []
+        self.is_cut = False
         self.has_begun = threading.Event()
         self._url = url + COMPLETIONS
         self._body = build_body(**fields)
@@ -50,11 +56,14 @@ class Stream:
         assert self.has_begun.wait(30), "no token came"
 
     def _read(self) -> None:
-        with httpx.stream("POST", self._url, json=self._body, timeout=60) as response:
-            for line in response.iter_lines():
-                if line.startswith("data: "):
-                    self.events.append(line.removeprefix("data: "))
-                    self.has_begun.set()
+        try:
+            with httpx.stream("POST", self._url, json=self._body, timeout=60) as response:
+                for line in response.iter_lines():
+                    if line.startswith("data: "):
+                        self.events.append(line.removeprefix("data: "))
+                        self.has_begun.set()
+        except httpx.TransportError:
+            self.is_cut = True
 
     def finish(self) -> list[str]:
         self._thread.join(30)
@@ -157,13 +166,14 @@ def test_sigterm_lets_a_stream_come_to_its_end_refuses_newcomers_and_tells_the_s
 
 def test_a_second_signal_ends_it_at_once(model: str) -> None:
     with ServerProcess(model, *FLAGS, env={"SLOWED_STEP_S": "0.05"}, program=SLOWED) as server:
-        Stream(server.url, max_tokens=4000)
+        stream = Stream(server.url, max_tokens=4000)
         server.process.send_signal(signal.SIGTERM)
         server.wait_until(lambda: "Stopping" in server.output, 5)
         started = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         assert wait_for_exit(server) == ExitCode.INTERRUPTED
         assert time.monotonic() - started < 2
+        assert stream.finish()[-1] != "[DONE]" and stream.is_cut
 
 
 # ---------------------------------------------------------------------- clients that keep it waiting

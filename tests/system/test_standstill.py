@@ -19,8 +19,10 @@ def test_a_loop_that_hangs_does_not_keep_the_watchdog_from_ending_the_process(tm
     environment = {"SLOWED_STEP_S": "0.01", "SLOWED_LOOP_FILE": str(loop_file)}
     model = str(write_tiny_model(tmp_path))
     with ServerProcess(model, *FLAGS, "--watchdog-timeout-s", "2", env=environment, program=SLOWED) as server:
-        Stream(server.url, max_tokens=4000)
+        stream = Stream(server.url, max_tokens=4000)
         loop_file.touch()
         assert server.process.wait(20) == ExitCode.STUCK
+        stream.finish()
+        assert stream.is_cut
     assert "event loop has not moved for" in server.output
     assert "take_slowly" in server.output, "every thread's stack is in the log"
