@@ -23,6 +23,7 @@ E8 E10 E11  later, with grammars
 E16         test_protocol: test_unknown_fields_..., test_every_refused_..._field_takes_its_no_ops_and_nothing_else
 E25         engine_core/model/test_sampling_oracle: test_draws_are_the_same_beside_others; e2e/test_sameness
 F1 F3       later, with adapters; F4 and F10 as far as salts go: engine_core/kv_cache/test_block_hash too
+B12 B20     test_overload_reports, with E23 by deadline and A16 by permits; test_routes_admin; e2e/test_overload
 F9          of a caller's own salt; one drawn from its key comes later, with keys
 G1 G2 G5 G7 G8 G10 G11  test_metrics_reports, test_metrics_contract, test_metrics; G4 later, with pause and sleep
 """
