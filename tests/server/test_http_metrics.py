@@ -70,21 +70,24 @@ PROBES = {
     *("/health", "/ready", "/readyz", "/ping", "/version", "/metrics"),
     *("/load", "/get_load", "/is_sleeping", "/get_server_info", "/server_info", "/model_info", "/get_model_info"),
 }
+# A page that is looked at for hours.
+STATUS = {"/status", "/status.json", "/status/events"}
 
 
 def test_the_routes_of_the_app_are_found() -> None:
     paths = {route.path for route in list_routes(build_app(FakeEngineClient()))}
-    assert paths >= PROBES | {"/v1/chat/completions", "/v1/models", "/tokenize", "/docs", "/openapi.json"}
+    assert paths >= PROBES | STATUS | {"/v1/chat/completions", "/v1/models", "/tokenize", "/docs", "/openapi.json"}
 
 
 @pytest.mark.parametrize("path", sorted({route.path for route in list_routes(build_app(FakeEngineClient()))}))
-async def test_every_route_is_counted_but_the_probes(path: str) -> None:
+async def test_every_route_is_counted_but_the_probes_and_the_status_page(path: str) -> None:
     app = build_app(FakeEngineClient())
+    app.state.status_feed.close()  # else its stream would never end
     metrics = wrap(app)
     async with connect(app) as client:
         for method in ("GET", "HEAD", "POST", "DELETE"):
             await client.request(method, path, json={})
-    assert len(metrics.seen) == (0 if path in PROBES else 4)
+    assert len(metrics.seen) == (0 if path in PROBES | STATUS else 4)
 
 
 async def test_random_paths_make_one_series() -> None:
