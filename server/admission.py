@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from engine_core import EngineCoreRequest, EnginePhase, SamplingParams
+from server.access.cache_salt import combine_salts
 from server.admission_limits import build_model_error, check_length, check_min_tokens, check_num_logprobs
-from server.cache_salt import combine_salts
 from server.engine_client import EngineClient
 from server.errors import ErrorKind, RequestError
 from server.generation import GenerationRequest, Prompt

@@ -13,10 +13,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from engine_core import EngineDeadError
-from server.access import Access, add_access_middleware
-from server.access_refusals import AccessMetrics
+from server.access.refusals import AccessMetrics
+from server.access.setup import Access, add_access_middleware
 from server.admission import Admission
-from server.drain import DrainGate, DrainMiddleware
 from server.engine_client import EngineClient
 from server.errors import (
     STATUS_CLIENT_GONE,
@@ -28,15 +27,16 @@ from server.errors import (
     as_request_error,
     build_error_response,
 )
-from server.http_limits import BodyLimitMiddleware, LastCatchMiddleware, RequestLabelMiddleware
-from server.http_log import HttpLogMiddleware
-from server.http_metrics import HttpMetrics, HttpMetricsMiddleware
-from server.http_record import note_disconnect
+from server.http.http_metrics import HttpMetrics, HttpMetricsMiddleware
+from server.http.limits import BodyLimitMiddleware, LastCatchMiddleware, RequestLabelMiddleware
+from server.lifecycle.drain import DrainGate, DrainMiddleware
+from server.logs.http_log import HttpLogMiddleware
+from server.logs.http_record import note_disconnect
+from server.logs.request_log import RequestLog
 from server.openapi import create_openapi
 from server.overload.gate import Gate, RejectionMetrics
 from server.overload.limits import Limits
 from server.overload.middleware import PermitMiddleware
-from server.request_log import RequestLog
 from server.request_reader import FieldMetrics, RequestReader
 from server.routes import admin, chat, completions, docs, fleet, models, ops, render, status, tokenize
 from server.routes.generation import GenerationRoute

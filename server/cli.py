@@ -14,24 +14,24 @@ from importlib import metadata
 from typing import NoReturn
 
 from engine_core import CapacityError, CheckpointError, ConfigError, EngineError
-from server.access import open_access
+from server.access.keygen import DESCRIPTION as KEYGEN_DESCRIPTION
+from server.access.keygen import add_keygen_flags, run_keygen
+from server.access.setup import open_access
 from server.batch.files import BatchFileError, open_files
 from server.bench.command import DESCRIPTION as BENCH_DESCRIPTION
 from server.bench.command import BenchFileError, add_bench_flags, run_bench
 from server.bench.target import BenchError
 from server.config import HTTP_FIELDS, ServerConfig, add_flags, build_config, field_names
-from server.config_hash import ServerStart, compute_config_hash
 from server.exit_codes import ExitCode
-from server.keygen import DESCRIPTION as KEYGEN_DESCRIPTION
-from server.keygen import add_keygen_flags, run_keygen
-from server.listener import ListenError, bind
-from server.log_output import flush_log
-from server.log_setup import set_up_logging
+from server.http.listener import ListenError, bind
+from server.lifecycle.service_manager import ServiceManager
+from server.lifecycle.standard_streams import settle_standard_streams
+from server.logs.config_hash import ServerStart, compute_config_hash
+from server.logs.log_output import flush_log
+from server.logs.log_setup import set_up_logging
+from server.logs.tracing import load_tracing
 from server.model_resolver import ModelResolveError, fetch_embedded_model, resolve_model
-from server.service_manager import ServiceManager
-from server.standard_streams import settle_standard_streams
 from server.startup_report import StartupReport
-from server.tracing import load_tracing
 from server.variables import describe_unknown_variable, find_unknown_variables
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,8 @@ from engine_core import (
     SchedulerConfig,
 )
 from engine_core import default_cache_dir as default_cache_dir  # the flag's default, for whoever asks without flags
-from server.api_keys import KEY_FORMS, ApiKey, parse_api_keys
+from server.access.api_keys import KEY_FORMS, ApiKey, parse_api_keys
+from server.access.secret import Secret, parse_secret
 from server.flag_values import (
     parse_bool,
     parse_bool_or_auto,
@@ -46,7 +47,6 @@ from server.flag_values import (
 )
 from server.flags import ENV_PREFIX, Flag, add_flags_of, build_flags_table, flag, flags_of, parse_variable
 from server.overload.limits import Limits
-from server.secret import Secret, parse_secret
 
 # kernels.backend.backend_names(), which would cost every --help an import of torch; a test compares the two.
 BACKENDS = ("torch", "cpu")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engine_core import EnginePhase
-from server.drain import DrainGate
 from server.engine_client import MAX_HEARTBEAT_AGE_S, EngineClient
+from server.lifecycle.drain import DrainGate
 
 
 def read_engine_gauges(engine_client: EngineClient, gate: DrainGate) -> dict[str, float]:

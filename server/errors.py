@@ -21,8 +21,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine_core import EngineDeadError
-from server.http_record import ErrorNote, note_error
 from server.json_text import encode_json
+from server.logs.http_record import ErrorNote, note_error
 
 logger = logging.getLogger(__name__)
 

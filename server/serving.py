@@ -13,22 +13,24 @@ from fastapi import FastAPI
 
 from engine_core import EngineConfig, EngineState
 from engine_core.engine import Checkpoint, Engine, open_checkpoint, resolve_config
-from server.access import Access
+from server.access.setup import Access
 from server.admission import Admission, SamplingDefaults
 from server.app import AppSettings, create_app
 from server.batch.files import BatchInput, BatchOutput
 from server.batch.job import BatchJob
 from server.chat_template import ChatTemplate, ChatTemplateError
 from server.config import ServerConfig
-from server.connection import HttpTimeouts
-from server.daemon import Daemon, DaemonHooks, DaemonSettings
-from server.drain import DrainGate
 from server.engine_gauges import read_engine_gauges
 from server.exit_codes import ExitCode
 from server.fingerprint import compute_fingerprint
+from server.http.connection import HttpTimeouts
+from server.http.listener import listen
 from server.in_proc_client import InProcEngineClient
-from server.listener import listen
-from server.log_output import exit_process
+from server.lifecycle.daemon import Daemon, DaemonHooks, DaemonSettings
+from server.lifecycle.drain import DrainGate
+from server.logs.log_output import exit_process
+from server.logs.request_log import RequestLog
+from server.logs.tracing import Tracer, open_tracer
 from server.metrics import ServerMetrics
 from server.model_resolver import ResolvedModel
 from server.output_processor import OutputProcessor
@@ -36,11 +38,9 @@ from server.overload.limits import Limits
 from server.prompt_threads import PromptThreads
 from server.prompts import PromptBuilder
 from server.records import StepListener, StepListeners
-from server.request_log import RequestLog
 from server.startup_report import StartupReport, format_curl, format_memory, format_summary, format_url
 from server.status.feed import StatusSources
 from server.tokenizer import Tokenizer, load_tokenizer
-from server.tracing import Tracer, open_tracer
 
 logger = logging.getLogger(__name__)
 

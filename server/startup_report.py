@@ -9,8 +9,8 @@ import shlex
 import sys
 
 from engine_core import DeviceConfig, EngineConfig, EnginePhase, EngineState
-from server.log_output import TextOut
-from server.service_manager import ServiceManager
+from server.lifecycle.service_manager import ServiceManager
+from server.logs.log_output import TextOut
 
 _PROGRESS_STEPS = 4  # lines of progress where they cannot overwrite each other
 _MIB = 2**20

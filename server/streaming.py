@@ -18,8 +18,8 @@ from engine_core import FinishReason
 from server.engine_client import EngineClient
 from server.errors import ClientGoneError, ErrorKind, RequestError, as_request_error, build_error_body
 from server.generation import GenerationOutput, GenerationRequest
-from server.http_metrics import DIRECT_SEND
-from server.http_record import note_disconnect, note_error
+from server.http.http_metrics import DIRECT_SEND
+from server.logs.http_record import note_disconnect, note_error
 from server.replies import Choice, create_choices
 from server.sse import DONE, PING, build_event
 

@@ -37,8 +37,8 @@ NETWORK_CLIENTS = {"requests", "httpx", "aiohttp", "urllib.request", "urllib3", 
 # Through these a client's words pass. They open no file, connect to nothing, and start nothing.
 ON_A_REQUESTS_PATH = (
     *("server/protocol.py", "server/wire_types.py", "server/wire_values.py", "server/json_text.py"),
-    *("server/request_reader.py", "server/field_names.py", "server/http_limits.py", "server/http_parser.py"),
-    *("server/auth.py", "server/api_keys.py", "server/browser_guard.py", "server/principal.py"),
+    *("server/request_reader.py", "server/field_names.py", "server/http/limits.py", "server/http/parser.py"),
+    *("server/access/auth.py", "server/access/api_keys.py", "server/access/browser_guard.py", "server/principal.py"),
     *("server/admission.py", "server/admission_limits.py", "server/prompts.py", "server/prompt_threads.py"),
     *("server/chat_template.py", "server/template_budget.py", "server/template_sandbox.py"),
     *("server/generation.py", "server/output_processor.py", "server/output_text.py", "server/output_stream.py"),

@@ -14,9 +14,9 @@ from fastapi import FastAPI
 from server.batch.files import BatchFileError, BatchInput, BatchOutput
 from server.batch.progress import BatchProgress
 from server.batch.runner import BatchRunner
-from server.engine_run import EngineRun
 from server.exit_codes import ExitCode
 from server.in_proc_client import InProcEngineClient
+from server.lifecycle.engine_run import EngineRun
 from server.startup_report import StartupReport
 
 # Twice what runs at once: the engine never waits for the next line to be tokenized.

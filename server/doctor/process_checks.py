@@ -13,7 +13,7 @@ from importlib import metadata
 from server.config import ServerConfig
 from server.doctor.findings import Finding, error, note, ok, warning
 from server.doctor.memory_checks import check_address_space, check_clock_source
-from server.listener import ListenError, bind
+from server.http.listener import ListenError, bind
 
 # A connection each, and some 60 of the process's own.
 _FEW_FILES = 1024

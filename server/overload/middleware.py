@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.http_limits import get_label
+from server.http.limits import get_label
 from server.overload.gate import Gate, Permit
 from server.principal import get_principal
 

@@ -10,8 +10,8 @@ from fastapi import Request, Response
 
 from server.admission import Admission, Admitted
 from server.engine_client import EngineClient
-from server.http_record import AnswerNote, note_answer
 from server.json_text import encode_json, encode_long_json
+from server.logs.http_record import AnswerNote, note_answer
 from server.output_text import TokenBytes
 from server.overload.gate import Permit
 from server.overload.middleware import get_permit

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 from fastapi import APIRouter, Response
 
 from engine_core import EnginePhase, EngineState
-from server.drain import DrainGate
 from server.engine_client import MAX_HEARTBEAT_AGE_S, EngineClient
 from server.errors import ErrorKind, RequestError, build_error_body
 from server.json_text import encode_json
+from server.lifecycle.drain import DrainGate
 from server.routes.probes import create_probe_router, probe
 
 

@@ -31,8 +31,8 @@ from server.admission import Admission, SamplingDefaults
 from server.app import AppSettings, create_app
 from server.config import ServerConfig, default_cache_dir
 from server.engine_api import OnState, Publish
+from server.http.listener import bind, create_http_server, listen
 from server.in_proc_client import InProcEngineClient
-from server.listener import bind, create_http_server, listen
 from server.metrics import ServerMetrics
 from server.model_resolver import resolve_model
 from server.output_processor import OutputProcessor

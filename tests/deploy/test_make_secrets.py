@@ -7,8 +7,8 @@ import stat
 import subprocess
 from pathlib import Path
 
-from server.api_keys import KeyRing
-from server.key_file import read_key_file
+from server.access.api_keys import KeyRing
+from server.access.key_file import read_key_file
 from server.principal import Scope
 
 SCRIPT = Path(__file__).parent.parent.parent / "deploy" / "make-secrets.sh"

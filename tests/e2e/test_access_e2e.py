@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from server.api_keys import format_digest_line
+from server.access.api_keys import format_digest_line
 from server.principal import Scope
 from tests.e2e.raw_http import send
 from tests.e2e.server_process import ServerProcess

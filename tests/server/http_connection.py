@@ -12,8 +12,8 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from server.connection import HttpTimeouts
-from server.listener import bind, create_http_server, listen
+from server.http.connection import HttpTimeouts
+from server.http.listener import bind, create_http_server, listen
 
 
 class EchoApp:

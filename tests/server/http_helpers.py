@@ -14,15 +14,15 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from server.access import Access
+from server.access.setup import Access
 from server.admission import Admission, SamplingDefaults
 from server.app import AppSettings, create_app
 from server.chat_template import ChatTemplateError
-from server.drain import DrainGate
+from server.lifecycle.drain import DrainGate
+from server.logs.request_log import RequestLog
 from server.overload.limits import Limits
 from server.prompt_threads import PromptThreads
 from server.prompts import PromptBuilder, Template
-from server.request_log import RequestLog
 from server.streaming import StreamTiming
 from tests.server.fake_engine_client import FakeEngineClient
 

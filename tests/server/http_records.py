@@ -6,7 +6,7 @@ from typing import Any
 
 from engine_core import SamplingParams
 from server.gap_sample import GapSample
-from server.http_record import AnswerNote, HttpRecord
+from server.logs.http_record import AnswerNote, HttpRecord
 from server.records import RequestRecord
 from tests.server.metric_samples import create_record
 

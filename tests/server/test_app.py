@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.http_limits import MAX_BODY_BYTES, MAX_LABEL_LENGTH
+from server.http.limits import MAX_BODY_BYTES, MAX_LABEL_LENGTH
 from tests.server.fake_engine_client import FakeEngineClient
 from tests.server.http_helpers import FakeMetrics, FakeTemplate, build_app, connect, serve
 

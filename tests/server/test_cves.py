@@ -10,7 +10,7 @@ import pytest
 from engine_core import EngineDeadError, EnginePhase
 from server.errors import RequestError
 from server.field_names import clean_field_name
-from server.http_limits import clean_label
+from server.http.limits import clean_label
 from server.json_text import JSONTextError, decode_json
 from server.protocol import parse_chat, parse_completion
 from server.stop_strings import StopStrings

@@ -1,10 +1,10 @@
 import pytest
 
 from engine_core import EnginePhase
-from server.drain import DrainGate
 from server.engine_client import MAX_HEARTBEAT_AGE_S
 from server.engine_gauges import read_engine_gauges
 from server.errors import ErrorKind, RequestError
+from server.lifecycle.drain import DrainGate
 from tests.server.fake_engine_client import FakeEngineClient, create_state
 
 

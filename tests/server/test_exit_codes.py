@@ -32,7 +32,7 @@ def test_an_engines_death_ends_the_process_by_what_it_died_of(failure: EngineFai
 
 
 def test_a_batch_needs_no_http_server() -> None:
-    program = "import sys, server.batch.job; print('uvicorn' in sys.modules, 'server.daemon' in sys.modules)"
+    program = "import sys, server.batch.job; print('uvicorn' in sys.modules, 'server.lifecycle.daemon' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout == "False False\n"
 

@@ -38,9 +38,9 @@ from typing import Any
 
 import pytest
 
-from server.drain import DrainMiddleware
-from server.http_limits import BodyLimitMiddleware, LastCatchMiddleware, RequestLabelMiddleware
-from server.http_metrics import HttpMetricsMiddleware
+from server.http.http_metrics import HttpMetricsMiddleware
+from server.http.limits import BodyLimitMiddleware, LastCatchMiddleware, RequestLabelMiddleware
+from server.lifecycle.drain import DrainMiddleware
 from server.overload.middleware import PermitMiddleware
 from tests.server.fake_engine_client import FakeEngineClient
 from tests.server.http_helpers import build_app, connect, get_chunks

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine_core import EnginePhase, EngineState, FinishReason, SchedulerStats
-from server.http_metrics import OTHER
+from server.http.http_metrics import OTHER
 from server.metrics import ServerMetrics
 from server.records import StepRecord
 from tests.server.metric_samples import STATS, create_record, read_samples

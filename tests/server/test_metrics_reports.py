@@ -9,8 +9,8 @@ import pytest
 
 from engine_core import FinishReason
 from server.generation import GenerationOutput
+from server.logs.request_log import RequestEnd
 from server.output_processor import OutputStream
-from server.request_log import RequestEnd
 from tests.server.http_records import create_answer, create_http_record
 from tests.server.metered_engine import STEP_S, MeteredEngine
 from tests.server.metric_samples import read_samples

@@ -11,8 +11,8 @@ import pytest
 
 from engine_core import EnginePhase, EngineState
 from server import metrics as metrics_module
-from server.drain import DrainGate
 from server.engine_gauges import read_engine_gauges
+from server.lifecycle.drain import DrainGate
 from server.metric_series import Counter, Gauge, Histogram
 from server.metrics import ServerMetrics
 from server.metrics_table import TABLE, _build_alias

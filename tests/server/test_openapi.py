@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from engine_core import EnginePhase
 from server import reply_types as reply
-from server.auth import OPEN_PATHS
+from server.access.auth import OPEN_PATHS
 from server.errors import ERROR_TABLE, ErrorKind
 from server.generation import LikelyToken, TokenText
 from server.logprob_replies import build_chat_logprobs, build_completion_logprobs, build_prompt_logprobs

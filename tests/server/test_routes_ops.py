@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from engine_core import EnginePhase
-from server.drain import DrainGate
 from server.errors import ErrorKind, RequestError
+from server.lifecycle.drain import DrainGate
 from tests.server.fake_engine_client import FakeEngineClient, create_state
 from tests.server.http_helpers import MODEL, build_app, connect
 

@@ -9,7 +9,7 @@ from starlette.types import Message
 
 from engine_core import EngineDeadError, FinishReason
 from server.errors import ClientGoneError, RequestError
-from server.http_metrics import DIRECT_SEND
+from server.http.http_metrics import DIRECT_SEND
 from server.sse import PING
 from server.streaming import EventStream, StreamTiming, generate_all, run_while_connected
 from tests.server.fake_engine import create_request

@@ -10,7 +10,7 @@ import pytest
 
 from server.config import ServerConfig
 from server.exit_codes import ExitCode
-from server.watchdog import GRACE_S
+from server.lifecycle.watchdog import GRACE_S
 
 pytestmark = pytest.mark.system
 

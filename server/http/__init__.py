@@ -1,0 +1,1 @@
+"""Connections and requests below the application: the port, parsers, limits, counting."""

@@ -1,0 +1,1 @@
+"""How the process runs from the open port to its exit code."""

@@ -1,0 +1,1 @@
+"""What is told of requests and of the process: log lines and traces."""

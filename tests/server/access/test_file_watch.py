@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from engine_core import ConfigError
+from server.access.file_watch import FileWatch, WatchedFiles
+
+
+class Reader:
+    """Reads a file, and refuses one that holds `bad`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.texts: list[str] = []
+        self.has_read = asyncio.Event()
+
+    def __call__(self) -> None:
+        text = self._path.read_text()
+        if text == "bad":
+            raise ConfigError("it is bad")
+        self.texts.append(text)
+        self.has_read.set()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_text("one")
+    return path
+
+
+def test_a_file_is_read_again_when_it_has_changed_and_not_before(path: Path) -> None:
+    reader = Reader(path)
+    watch = FileWatch([WatchedFiles("the file", (path,), reader)])
+    watch.reload_changed()
+    assert reader.texts == []
+    path.write_text("three")
+    watch.reload_changed()
+    watch.reload_changed()
+    assert reader.texts == ["three"]
+
+
+def test_a_link_that_is_pointed_elsewhere_is_a_change(tmp_path: Path) -> None:
+    """As Kubernetes renews a mounted secret: same name, same size, even the same time."""
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+        os.utime(tmp_path / name, (1, 1))
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "a")
+    reader = Reader(link)
+    watch = FileWatch([WatchedFiles("the file", (link,), reader)])
+    link.unlink()
+    link.symlink_to(tmp_path / "b")
+    watch.reload_changed()
+    assert reader.texts == ["b"]
+
+
+def test_what_makes_no_sense_leaves_all_as_it_was_and_is_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    reader = Reader(path)
+    watch = FileWatch([WatchedFiles("the file", (path,), reader)])
+    path.write_text("bad")
+    with caplog.at_level(logging.ERROR):
+        watch.reload_changed()
+    assert reader.texts == []
+    assert "the file: what was read before stays in use, because it is bad" in caplog.text
+    path.write_text("good again")
+    watch.reload_changed()
+    assert reader.texts == ["good again"]
+
+
+def test_a_file_that_goes_and_comes_back_is_read(path: Path) -> None:
+    reader = Reader(path)
+    files = WatchedFiles("the file", (path,), reader)
+    path.unlink()
+    assert files.take_change() and not files.take_change()
+    path.write_text("back")
+    assert files.take_change()
+
+
+async def test_sighup_reads_all_again_until_it_is_stopped(path: Path) -> None:
+    reader = Reader(path)
+    watch = FileWatch([WatchedFiles("the file", (path,), reader)], interval_s=3600)
+    watch.start()
+    os.kill(os.getpid(), signal.SIGHUP)
+    await asyncio.wait_for(reader.has_read.wait(), 10)
+    watch.stop()
+    assert reader.texts == ["one"]
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+
+
+async def test_changes_are_found_by_themselves(path: Path) -> None:
+    reader = Reader(path)
+    watch = FileWatch([WatchedFiles("the file", (path,), reader)], interval_s=0.01)
+    path.write_text("changed")  # noqa: ASYNC240 - a few bytes
+    watch.start()
+    await asyncio.wait_for(reader.has_read.wait(), 10)
+    watch.stop()
+    assert reader.texts == ["changed"]
+
+
+async def test_without_files_a_hangup_keeps_its_meaning() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    watch = FileWatch(())
+    watch.start()
+    assert signal.getsignal(signal.SIGHUP) == before
+    watch.stop()
