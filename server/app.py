@@ -139,6 +139,7 @@ def create_app(
         figures=metrics,
         sources=status_sources or StatusSources(),
         about=About(name, settings.version, time.time()),
+        gate=gate,
     )
     for router in (
         completions.build_router(route),

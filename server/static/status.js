@@ -5,9 +5,8 @@ const byId = (id) => document.getElementById(id);
 // Hidden for so long, a page lets go of its stream.
 const HIDDEN_MS = 5000;
 const MAX_STEPS = 60;
-// So old a look at the engine is worth a word; so long a step makes /ready say no.
+// So old a look at the engine is worth a word.
 const OLD_LOOK_S = 3;
-const STUCK_S = 2;
 
 /** Shows documents. */
 class Board {
@@ -47,9 +46,8 @@ class Board {
   _showServer({ server, figures, engine }) {
     setText(byId("model"), server.model);
     document.title = `${server.model} · Pointsman`;
-    const phase = engine && server.phase === "ready" && engine.stalled_s > STUCK_S ? "stuck" : server.phase;
-    setText(byId("phase"), phase);
-    byId("phase").dataset.phase = phase;
+    setText(byId("phase"), server.phase.replace("_", " "));
+    byId("phase").dataset.phase = server.phase;
     setText(byId("version"), server.version);
     setText(byId("context"), server.max_model_len ? `${formatCount(server.max_model_len)} tokens` : DASH);
     setText(byId("uptime"), formatSpan(server.uptime_s));
@@ -57,7 +55,7 @@ class Board {
     const failed = figures.ended_error ? `, ${formatCount(figures.ended_error)} failed` : "";
     setText(byId("ended"), `${formatCount(ended)}${failed}`);
     setText(byId("preemptions"), formatCount(figures.preemptions));
-    showNotice(...describeNotice(server, engine, phase));
+    showNotice(...describeNotice(server, engine));
   }
 
   _showFigures({ figures, latency, seconds, engine, blocks }) {
@@ -194,13 +192,13 @@ function showCount(name, numShown, num) {
 /**
  * @param {Object} server
  * @param {?Object} engine
- * @param {string} phase
  * @returns {[string, boolean]} A sentence where something is not as usual, and whether it is bad.
  */
-function describeNotice(server, engine, phase) {
+function describeNotice(server, engine) {
+  const phase = server.phase;
   if (phase === "loading") return [`Loading: ${formatShare(server.progress)}, ${server.detail}`, false];
   if (phase === "dead") return [`The engine has died: ${server.detail}`, true];
-  if (phase === "stuck") return [`A step has been running for ${formatAge(engine.stalled_s)}.`, true];
+  if (phase.endsWith("stuck")) return [`A step has been running for ${formatAge(server.stalled_s)}.`, true];
   if (phase === "draining") return ["The server takes no new requests and ends when those it has are done.", false];
   if (engine && engine.age_s > OLD_LOOK_S) return [`Requests and blocks are as they were ${formatAge(engine.age_s)} ago.`, false];
   return ["", false];

@@ -141,6 +141,7 @@ def _build_server(present: Present) -> dict[str, Any]:
         "started": about.started,
         "uptime_s": round(present.uptime_s, 1),
         "phase": present.phase,
+        "stalled_s": round(present.stalled_s, 1),
         "detail": state.detail,
         "progress": round(state.progress, 3),
         "max_model_len": state.max_model_len,
@@ -188,7 +189,6 @@ def _build_engine(snapshot: EngineSnapshot, present: Present) -> dict[str, Any]:
 
     return {
         "age_s": round(present.snapshot_age_s, 2),
-        "stalled_s": round(present.stalled_s, 1),
         "max_num_seqs": snapshot.max_num_seqs,
         "max_num_batched_tokens": snapshot.max_num_batched_tokens,
         "num_running": snapshot.num_running,

@@ -13,8 +13,9 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine_core import EngineSnapshot
-from server.engine_client import EngineClient
+from engine_core import EnginePhase, EngineSnapshot
+from server.drain import DrainGate
+from server.engine_client import MAX_HEARTBEAT_AGE_S, EngineClient
 from server.errors import ErrorKind, RequestError
 from server.sse import build_event
 from server.status.document import About, FigureSource, Present, build_blocks, build_document, read_figures
@@ -60,6 +61,7 @@ class StatusFeed:
         figures: Where the figures of /metrics are read.
         sources: What happened so far.
         about: The server.
+        gate: Closed while the server drains.
         timing: When.
         clock: Seconds, monotonic.
 
@@ -74,6 +76,7 @@ class StatusFeed:
         figures: FigureSource,
         sources: StatusSources,
         about: About,
+        gate: DrainGate | None = None,
         timing: FeedTiming | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -81,6 +84,7 @@ class StatusFeed:
         self._figures = figures
         self._sources = sources
         self._about = about
+        self._gate = gate or DrainGate()
         self._timing = timing or FeedTiming()
         self._clock = clock
         self._started = clock()
@@ -100,7 +104,7 @@ class StatusFeed:
         document = build_document(
             Present(
                 about=self._about,
-                phase=client.state.phase.value,
+                phase=self._name_phase(),
                 state=client.state,
                 uptime_s=now - self._started,
                 stalled_s=client.seconds_since_progress(),
@@ -182,6 +186,13 @@ class StatusFeed:
         if asked.done() and asked is self._asked:
             self._asked = None
             self._snapshot, self._snapshot_time = asked.result(), self._clock()
+
+    def _name_phase(self) -> str:
+        """As /ready tells it: the engine's phase, but for a server that drains and for one that stands still."""
+        if self._gate.refusal is not None:
+            return self._gate.refusal.kind.value
+        phase, stalled_s = self._engine_client.state.phase, self._engine_client.seconds_since_progress()
+        return "stuck" if phase is EnginePhase.READY and stalled_s > MAX_HEARTBEAT_AGE_S else phase.value
 
     def _get_key_ids(self, snapshot: EngineSnapshot | None) -> dict[str, str]:
         requests = () if snapshot is None else (*snapshot.running, *snapshot.waiting)

@@ -46,6 +46,7 @@ def test_a_server_that_is_still_loading_has_no_engine_to_show() -> None:
         "started": 1_700_000_000.0,
         "uptime_s": 61.2,
         "phase": "loading",
+        "stalled_s": 0.0,
         "detail": "packing layer 3",
         "progress": 0.457,
         "max_model_len": 0,

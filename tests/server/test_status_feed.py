@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine_core import EnginePhase
+from server.drain import DrainGate
 from server.errors import ErrorKind, RequestError
 from server.status.feed import MAX_VIEWERS, FeedTiming, StatusFeed, StatusSources
 from tests.server.fake_engine_client import FakeEngineClient, create_state
@@ -122,6 +123,24 @@ async def test_before_the_first_look_there_is_a_document_all_the_same() -> None:
     document = await create_feed(client).take_document()
     assert document["server"]["phase"] == "loading"
     assert document["engine"] is None and document["blocks"] is None
+
+
+async def test_the_phase_is_the_one_that_ready_tells() -> None:
+    client, gate = create_client(), DrainGate()
+    feed = StatusFeed(
+        engine_client=client,
+        figures=NoFigures(),
+        sources=StatusSources(),
+        about=ABOUT,
+        gate=gate,
+        timing=QUICK,
+    )
+    phases = [(await feed.take_document())["server"]["phase"]]
+    client.heartbeat_age_s = 2.5
+    phases.append((await feed.take_document())["server"]["phase"])
+    gate.close(RequestError("No more.", kind=ErrorKind.DRAINING))
+    phases.append((await feed.take_document())["server"]["phase"])
+    assert phases == ["ready", "stuck", "draining"]
 
 
 async def test_a_look_that_fails_is_logged_and_the_next_one_is_taken(caplog: pytest.LogCaptureFixture) -> None:
