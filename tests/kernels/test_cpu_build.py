@@ -286,3 +286,15 @@ def test_only_looking_builds_nothing_and_finds_what_was_built(tools: FakeToolcha
     assert not tools.cache.exists() and tools.calls() == []
     built = tools.find()
     assert built.path is not None and look() == built
+
+
+def test_a_cache_without_room_is_built_beside_for_this_process_alone(
+    tools: FakeToolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools.add("c++")
+    usage = shutil.disk_usage(tools.bin)._replace(free=1 << 20)
+    monkeypatch.setattr("kernels.cpu_build.shutil.disk_usage", lambda path: usage)
+    found = tools.find()
+    assert found.path is not None and found.is_temporary
+    assert "No space left on device" in tools.lines[0] and "the next start builds again" in tools.lines[0]
+    shutil.rmtree(found.path.parent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -283,3 +284,14 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
     with pytest.raises(ModelResolveError, match=r"cannot be kept in .*--cache-dir"):
         fetch_embedded_model(tmp_path / "cache", print, MODEL)
+
+
+def test_a_disk_without_room_is_found_before_anything_is_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr("server.model_resolver.shutil.disk_usage", lambda path: usage)
+    lines: list[str] = []
+    with pytest.raises(ModelResolveError, match=r"No space left on device. Free space there, or .* --cache-dir"):
+        fetch_embedded_model(tmp_path, lines.append, MODEL)
+    assert lines == []
