@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine_core import EnginePhase, EngineSnapshot
-from server.drain import DrainGate
 from server.engine_client import MAX_HEARTBEAT_AGE_S, EngineClient
 from server.errors import ErrorKind, RequestError
+from server.lifecycle.drain import DrainGate
 from server.sse import build_event
 from server.status.document import About, FigureSource, Present, build_blocks, build_document, read_figures
 from server.status.error_log import ErrorLog

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from engine_core import EnginePhase
-from server.drain import DrainGate
 from server.errors import ErrorKind, RequestError
+from server.lifecycle.drain import DrainGate
 from server.status.feed import MAX_VIEWERS, FeedTiming, StatusFeed, StatusSources
 from tests.server.fake_engine_client import FakeEngineClient, create_state
 from tests.server.metric_samples import create_record
