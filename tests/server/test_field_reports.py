@@ -38,9 +38,11 @@ from typing import Any
 
 import pytest
 
+from server.access.browser_guard import BrowserGuardMiddleware
 from server.http.http_metrics import HttpMetricsMiddleware
 from server.http.limits import BodyLimitMiddleware, LastCatchMiddleware, RequestLabelMiddleware
 from server.lifecycle.drain import DrainMiddleware
+from server.logs.http_log import HttpLogMiddleware
 from server.overload.middleware import PermitMiddleware
 from tests.server.fake_engine_client import FakeEngineClient
 from tests.server.http_helpers import build_app, connect, get_chunks
@@ -51,7 +53,9 @@ PATHS = pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 STREAMS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 MIDDLEWARE: list[Any] = [
     HttpMetricsMiddleware,
+    HttpLogMiddleware,
     RequestLabelMiddleware,
+    BrowserGuardMiddleware,
     DrainMiddleware,
     BodyLimitMiddleware,
     LastCatchMiddleware,

@@ -59,7 +59,10 @@ def test_one_file_of_the_hub(tmp_path: Path, hub: StubHub) -> None:
         look("org/model:other.gguf", tmp_path, hub)
 
 
-def test_a_hub_that_does_not_answer_is_a_problem_with_a_sentence(tmp_path: Path) -> None:
+def test_a_hub_that_does_not_answer_is_a_problem_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # the library tries again for half a minute
     place = look("org/model", tmp_path)
     assert place.path is None and place.download_bytes is None
     assert "the Hub cannot be reached" in place.problem and place.problem.endswith(".")

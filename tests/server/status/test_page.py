@@ -8,7 +8,7 @@ from pathlib import Path
 
 from server.status.page import load_page
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STATIC = ROOT / "server" / "static"
 
 
