@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 _HEAD_DIMS = range(32, 257, 16)
 _MAX_GROUP = 64  # query heads a KV head
+# A start settles twice what computes, and where nothing can be kept a library takes 20 s each time.
+_built_for_this_process: dict[tuple[Path | None, Path], Library] = {}
 
 
 class CpuModel:
@@ -176,8 +178,13 @@ def load_library(cache_dir: Path | None = None, *, installed: Path = INSTALLED) 
         cache_dir: Where it is built; None = the user's cache.
         installed: Where an installed one would be. One that does not load, built for another system, is passed over.
     """
+    kept = _built_for_this_process.get((cache_dir, installed))
+    if kept is not None:
+        return kept, ""
     found = find_library(cache_dir=cache_dir, progress=logger.info, installed=installed)
     library, reason = _load(found)
+    if library is not None and found.is_temporary:
+        _built_for_this_process[cache_dir, installed] = library
     if library is None and found.path is not None and found.path.parent == installed:
         return _load(find_library(cache_dir=cache_dir, progress=logger.info, installed=Path(os.devnull)))
     return library, reason
