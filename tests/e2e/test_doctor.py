@@ -31,8 +31,8 @@ def check_forecast(*flags: str) -> None:
     asked = subprocess.run(doctor, capture_output=True, text=True, timeout=120, check=False)
     assert asked.returncode in (0, 1), asked.stdout + asked.stderr
     memory = json.loads(asked.stdout)["memory"]
-    with ServerProcess(*flags) as server:
-        server.wait_until(lambda: "curl " in server.output, 10)
+    with ServerProcess(*flags, "--log-format", "human") as server:
+        server.wait_until(lambda: _MEMORY.search(server.output) is not None, 10)
         printed = read_memory(server.output)
     foretold = (memory["weights_bytes"] / 2**20, memory["kv_bytes"] / 2**20, memory["kv_tokens"])
     assert printed == pytest.approx(foretold, rel=0.05)

@@ -36,7 +36,7 @@ def oracle_logits(oracle: LlamaForCausalLM, prompt: list[int], answer: list[int]
     return logits[len(prompt) - 1 : -1]
 
 
-@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize("backend", [pytest.param("torch", marks=pytest.mark.long), "cpu"])
 def test_fp32_gives_the_oracles_greedy_tokens(
     backend: str, embedded_model: Path, oracle: LlamaForCausalLM, tokenizer: Tokenizer
 ) -> None:
@@ -49,6 +49,7 @@ def test_fp32_gives_the_oracles_greedy_tokens(
         assert answer == oracle_logits(oracle, prompt, answer).argmax(-1).tolist(), text
 
 
+@pytest.mark.long
 def test_bf16_chooses_nearly_the_oracles_best(
     embedded_model: Path, oracle: LlamaForCausalLM, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,9 @@ from server.tokenizer import load_tokenizer
 from tests.e2e.stepped_engine import Ask, LoadedModel, SteppedEngine, load_reference_model
 from tests.helpers import EngineDriver, greedy
 
+# A minute and a half; test_cpu_sameness asks the same of the kernels that everybody uses, in seconds.
+pytestmark = pytest.mark.long
+
 NUM_TOKENS = 24
 TEXT = """The harbour master kept two books. In the first he wrote what the ships had told him before they came: their
 names, their cargo, the hour at which they hoped to be in. In the second he wrote what had become of it. A fishing boat
