@@ -76,8 +76,8 @@ class DrainMiddleware:
         self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Whatever else a server answers takes no time worth waiting for, and operators ask it to the end. A line feed at
-        # the end of a path is nothing to the router.
+        # Whatever else a server answers takes no time worth waiting for, and operators ask it to the end.
+        # The router takes a line feed at the end of a path for nothing.
         if scope["type"] != "http" or scope["path"].removesuffix("\n") not in GENERATING_PATHS:
             await self._app(scope, receive, send)
         elif self._gate.refusal is not None:
