@@ -19,7 +19,7 @@ from server.errors import ErrorKind, RequestError
 from server.generation import GenerationRequest, Prompt
 from server.principal import ANYBODY, Principal
 from server.prompt_threads import PromptThreads
-from server.prompts import PromptBuilder, count_chars
+from server.prompts import MAX_INLINE_CHARS, PromptBuilder, count_chars
 from server.stop_strings import StopStrings
 from server.wire_types import ChatRequest, CompletionRequest, GenerationFields
 
@@ -27,9 +27,7 @@ _DEFAULT_COMPLETION_TOKENS = 16
 _MIN_TOP_P = 1e-9
 _SEED_MASK = 2**63 - 1
 
-# What is so small is admitted on the event loop: tokenising it takes a fifth of a millisecond at most, a thread's help
-# about as long, and every stream waits for the interpreter meanwhile.
-_MAX_INLINE_CHARS = 1000
+# Few choices of a short prompt are admitted on the event loop.
 _MAX_INLINE_CHOICES = 4
 
 T = TypeVar("T")
@@ -290,7 +288,7 @@ def _is_small(wire: GenerationFields, num_chars: int, num_prompts: int) -> bool:
         num_prompts: How many there are.
     """
     num_chars += sum(map(len, wire.stop))
-    return num_chars <= _MAX_INLINE_CHARS and num_prompts * (wire.n or 1) <= _MAX_INLINE_CHOICES
+    return num_chars <= MAX_INLINE_CHARS and num_prompts * (wire.n or 1) <= _MAX_INLINE_CHOICES
 
 
 def _vary(sampling: SamplingParams, choice: int) -> SamplingParams:

@@ -10,6 +10,9 @@ from engine_core import EngineCoreRequest, FinishReason, TokenLogprobs
 from server.records import RequestRecord
 from server.stop_strings import StopStrings
 
+# Where clients ask for generations. A request that is refused before it meets a route is told by its path.
+GENERATING_PATHS = ("/v1/chat/completions", "/v1/completions")
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:

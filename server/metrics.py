@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Concatenate, ParamSpec
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
@@ -183,17 +183,19 @@ class ServerMetrics:
                 self._field_names.add(name)
         self._counter("pointsman:unknown_fields_total", name).inc()
 
-    def get_value(self, name: str, *labels: str) -> float:
-        """Return what /metrics shows now at a gauge or a counter.
+    def get_values(self, metrics: Iterable[Sequence[str]]) -> list[float]:
+        """Return what /metrics shows now at gauges and counters.
 
         Args:
-            name: A row of the table, no alias.
-            labels: The values of its own labels.
+            metrics: Of each its name, a row of the table and no alias, and the values of its own labels.
         """
         self._refresh()
-        series = self._gauge(name, *labels) if name in self._gauges else self._counter(name, *labels)
-        ((_, _, value),) = series.samples()
-        return value
+        values = []
+        for name, *labels in metrics:
+            series = self._gauge(name, *labels) if name in self._gauges else self._counter(name, *labels)
+            ((_, _, value),) = series.samples()
+            values.append(value)
+        return values
 
     def render(self) -> tuple[bytes, str]:
         """Return the body of /metrics and its content type. However many ask, none changes what another sees."""

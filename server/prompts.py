@@ -19,7 +19,10 @@ from server.wire_types import ChatMessage
 _MAX_SHOWN_DIGITS = 40
 # To name the message that a template refuses, conversations are rendered again up to this length.
 _MAX_OFFENDER_RENDERS = 64
-# A short conversation takes a tenth of a millisecond.
+# Prompts up to so long are made on the event loop: tokenising one takes a fifth of a millisecond at most, a thread's
+# help about as long, and every stream waits for the interpreter meanwhile.
+MAX_INLINE_CHARS = 1000
+# A conversation of that length takes a tenth of a millisecond.
 _SLOW_RENDER_S = 0.02
 
 
@@ -63,7 +66,7 @@ class PromptBuilder:
 
     Attributes:
         tokenizer: As given.
-        has_slow_template: A conversation has taken so long to render that none should be on the event loop.
+        has_slow_template: A short conversation has taken so long to render that none should be on the event loop.
     """
 
     def __init__(self, *, tokenizer: TextTokenizer, chat_template: Template | None, vocab_size: int) -> None:
@@ -115,10 +118,12 @@ class PromptBuilder:
         except ChatTemplateError as error:
             # What takes too long is not tried again, message by message.
             is_limit = isinstance(error, TemplateLimitError)
+            self.has_slow_template |= is_limit
             param = "messages" if is_limit else _find_offender(template, shown, str(error))
             raise RequestError(str(error), kind=ErrorKind.INVALID_VALUE, param=param) from None
         finally:
-            if time.thread_time() - started > _SLOW_RENDER_S:
+            # A long conversation may take long, and would not be on the event loop.
+            if time.thread_time() - started > _SLOW_RENDER_S and count_chars(messages) <= MAX_INLINE_CHARS:
                 self.has_slow_template = True
         return Prompt(self.tokenizer.encode(text, add_special_tokens), text)
 

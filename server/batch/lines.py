@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from server.generation import GENERATING_PATHS
 from server.json_text import JSONTextError, decode_json, encode_json
 
-URLS = ("/v1/chat/completions", "/v1/completions")
 _MAX_SHOWN_CHARS = 60
 
 
@@ -21,7 +21,7 @@ class BatchItem:
 
     Attributes:
         custom_id: The client's name for it.
-        url: One of URLS.
+        url: One of GENERATING_PATHS.
         body: The request, encoded.
     """
 
@@ -99,8 +99,8 @@ def _check_target(value: dict[str, Any], custom_id: str) -> None:
     if value.get("method") != "POST":
         raise BatchLineError("invalid_method", '`method` must be "POST".', custom_id)
     url, body = value.get("url"), value.get("body")
-    if url not in URLS:
-        message = f"`url` must be one of {', '.join(URLS)}, not {str(url)[:_MAX_SHOWN_CHARS]!r}."
+    if url not in GENERATING_PATHS:
+        message = f"`url` must be one of {', '.join(GENERATING_PATHS)}, not {str(url)[:_MAX_SHOWN_CHARS]!r}."
         raise BatchLineError("invalid_url", message, custom_id)
     if not isinstance(body, dict):
         raise BatchLineError("invalid_body", "`body` must be an object: the request that would be posted.", custom_id)

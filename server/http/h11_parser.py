@@ -1,4 +1,4 @@
-"""uvicorn's h11 protocol with deadlines: what is left of http_parser.py's manners where httptools is missing."""
+"""uvicorn's h11 protocol with deadlines: what is left of parser.py's manners where httptools is missing."""
 
 from __future__ import annotations
 

@@ -12,9 +12,7 @@ from contextlib import contextmanager, suppress
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import RequestError, build_error_response
-
-# Whatever else a server answers takes no time worth waiting for, and operators ask it to the end.
-GENERATING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
+from server.generation import GENERATING_PATHS
 
 
 class DrainGate:
@@ -78,7 +76,9 @@ class DrainMiddleware:
         self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] not in GENERATING_PATHS:
+        # Whatever else a server answers takes no time worth waiting for, and operators ask it to the end.
+        # The router takes a line feed at the end of a path for nothing.
+        if scope["type"] != "http" or scope["path"].removesuffix("\n") not in GENERATING_PATHS:
             await self._app(scope, receive, send)
         elif self._gate.refusal is not None:
             self._on_refused()

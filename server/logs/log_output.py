@@ -45,7 +45,8 @@ class LogOutput:
         self._write = write
         self._describe_loss = describe_loss
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()
+        # A finaliser may log, and so come here, while its own thread holds the lock.
+        self._lock = threading.RLock()
         self._num_waiting_bytes = 0
         self._num_lost = 0
         # May be put to from anywhere, a finaliser in the middle of another `put` included.
@@ -56,11 +57,12 @@ class LogOutput:
     def put(self, text: str) -> None:
         """Have text written, whole lines at a time. Never waits, never raises."""
         data = text.encode(errors="replace")
+        num_bytes = len(data)  # not within the lock: nothing in there may be interrupted half-way by a finaliser
         with self._lock:
-            if self._num_waiting_bytes + len(data) > self._max_bytes:
+            if self._num_waiting_bytes + num_bytes > self._max_bytes:
                 self._num_lost += 1
                 return
-            self._num_waiting_bytes += len(data)
+            self._num_waiting_bytes += num_bytes
         self._queue.put(data)
 
     def count_loss(self) -> None:
@@ -81,9 +83,9 @@ class LogOutput:
             if isinstance(item, threading.Event):
                 item.set()
                 continue
-            has_got_through = self._try_write(item)
+            has_got_through, num_bytes = self._try_write(item), len(item)
             with self._lock:
-                self._num_waiting_bytes -= len(item)
+                self._num_waiting_bytes -= num_bytes
             if has_got_through:
                 self._tell_loss()
 

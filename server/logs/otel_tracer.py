@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -73,7 +74,7 @@ class OtelTracer:
         inner = exporter or OTLPSpanExporter(endpoint=endpoint, timeout=_SEND_TIMEOUT_S)
         self._provider.add_span_processor(
             BatchSpanProcessor(
-                PatientExporter(inner, endpoint),
+                PatientExporter(inner, _without_user(endpoint)),
                 max_queue_size=_MAX_WAITING_SPANS,
                 schedule_delay_millis=_SEND_EVERY_S * 1000,
                 max_export_batch_size=_MAX_BATCH,
@@ -122,7 +123,7 @@ class PatientExporter(SpanExporter):
 
     Args:
         inner: Sends, and may fail in any way.
-        endpoint: What it sends to.
+        endpoint: What it sends to, as the log may show it.
     """
 
     def __init__(self, inner: SpanExporter, endpoint: str) -> None:
@@ -157,6 +158,12 @@ class PatientExporter(SpanExporter):
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
         """Tell whether all that was given has been sent."""
         return self._inner.force_flush(timeout_millis)
+
+
+def _without_user(url: str) -> str:
+    """Return a URL without the name and password that may stand before its host."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _build_resource(version: str) -> Resource:

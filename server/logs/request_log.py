@@ -8,14 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from server.generation import GENERATING_PATHS
 from server.logs.http_record import HttpRecord
 from server.logs.log_event import LogEvent
 from server.logs.tracing import Tracer
 
 logger = logging.getLogger("server.requests")
 
-# A refused request meets no route, so these are told by their paths.
-GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 # Clients choose paths and methods, and names of fields.
 _MAX_WORD_CHARS = 200
 
@@ -34,7 +33,7 @@ class RequestLog:
     def end(self, record: HttpRecord) -> None:
         """Tell of a request that has ended. Never raises: it must not cost a client its answer."""
         try:
-            is_generation = record.path in GENERATION_PATHS
+            is_generation = record.path.removesuffix("\n") in GENERATING_PATHS
             if is_generation and self._tracer is not None:
                 record.trace_id = self._tracer.record(record)
             elif record.parent is not None:

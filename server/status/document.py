@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,8 +35,8 @@ FIGURES: Mapping[str, tuple[str, ...]] = {
 class FigureSource(Protocol):
     """Where the figures come from."""
 
-    def get_value(self, name: str, *labels: str) -> float:
-        """Return what /metrics shows there."""
+    def get_values(self, metrics: Iterable[Sequence[str]]) -> list[float]:
+        """Return what /metrics shows at each of these: a name, and the values of its labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Present:
 
 def read_figures(source: FigureSource) -> dict[str, float]:
     """Return the value of each of FIGURES now."""
-    return {name: source.get_value(*metric) for name, metric in FIGURES.items()}
+    return dict(zip(FIGURES, source.get_values(FIGURES.values()), strict=True))
 
 
 def build_document(present: Present) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -92,8 +92,8 @@ class FakeMetrics:
     def render(self) -> tuple[bytes, str]:
         return b"up 1\n", "text/plain; version=0.0.4"
 
-    def get_value(self, name: str, *labels: str) -> float:
-        return 0.0
+    def get_values(self, metrics: Iterable[Sequence[str]]) -> list[float]:
+        return [0.0 for _ in metrics]
 
 
 def create_prompts(**overrides: Any) -> PromptBuilder:

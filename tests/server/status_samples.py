@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from engine_core import BlockMap, EngineSnapshot, RequestSnapshot
@@ -14,8 +15,8 @@ ABOUT = About("org/model", "1.2.3", 1_700_000_000.0)
 class NoFigures:
     """All figures are 0."""
 
-    def get_value(self, name: str, *labels: str) -> float:
-        return 0.0
+    def get_values(self, metrics: Iterable[Sequence[str]]) -> list[float]:
+        return [0.0 for _ in metrics]
 
 
 def create_row(request_id: str, **overrides: Any) -> RequestSnapshot:

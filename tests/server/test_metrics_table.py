@@ -31,7 +31,7 @@ def get_lines(function: Callable[..., object]) -> range:
 # What vLLM once swapped out has no place here: these two are there for whoever asks for them.
 ALWAYS_ZERO = {"vllm:num_requests_swapped", "vllm:cpu_cache_usage_perc"}
 # Others name these; that each is a gauge of the table, the page tells when it is rendered.
-WATCHED = {*get_lines(ServerMetrics._read_watched), *get_lines(ServerMetrics.get_value)}
+WATCHED = {*get_lines(ServerMetrics._read_watched), *get_lines(ServerMetrics.get_values)}
 KINDS = {"_gauge": "gauge", "_counter": "counter", "_histogram": "histogram"}
 
 

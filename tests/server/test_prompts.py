@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from server.errors import RequestError
 from server.prompt_threads import PromptThreads
-from server.prompts import count_chars, show_number
+from server.prompts import MAX_INLINE_CHARS, count_chars, show_number
 from server.protocol import parse_chat
 from server.wire_types import ChatMessage
 from tests.server.http_helpers import create_prompts
@@ -60,3 +62,21 @@ async def test_text_work_runs_beside_the_loop_and_its_errors_come_back() -> None
 def test_an_absurd_number_is_shown_by_its_beginning() -> None:
     assert show_number(-5) == "-5"
     assert show_number(10**1000) == "1" + "0" * 39 + "…"
+
+
+class BusyTemplate:
+    """Takes 30 ms of CPU time."""
+
+    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+        end = time.thread_time() + 0.03
+        while time.thread_time() < end:
+            pass
+        return "ab"
+
+
+def test_only_a_short_conversation_shows_that_a_template_is_slow() -> None:
+    prompts = create_prompts(chat_template=BusyTemplate())
+    prompts.build_from_messages(messages({"role": "user", "content": "x" * MAX_INLINE_CHARS}))
+    assert not prompts.has_slow_template
+    prompts.build_from_messages(messages({"role": "user", "content": "x"}))
+    assert prompts.has_slow_template

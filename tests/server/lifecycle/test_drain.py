@@ -8,7 +8,8 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from server.errors import ErrorKind, RequestError
-from server.lifecycle.drain import GENERATING_PATHS, DrainGate, DrainMiddleware
+from server.generation import GENERATING_PATHS
+from server.lifecycle.drain import DrainGate, DrainMiddleware
 from tests.server.fake_engine_client import FakeEngineClient
 from tests.server.http_helpers import build_app, list_routes
 
@@ -79,6 +80,14 @@ async def test_closed_it_refuses_whoever_comes_but_not_who_is_inside() -> None:
     assert inside.sent == ["answered"]
 
 
+async def test_a_line_feed_which_the_router_overlooks_does_not_lead_past_a_closed_gate() -> None:
+    gate = DrainGate()
+    gate.close(DRAINING)
+    call = Call(gate, f"{COMPLETIONS}\n")
+    await call.task
+    assert (call.num_refused, call.sent[0]["status"]) == (1, 503)
+
+
 @pytest.mark.parametrize("path", ["/metrics", "/tokenize", "/v1/models"])
 async def test_what_generates_nothing_passes_a_closed_gate_and_is_not_waited_for(path: str) -> None:
     gate = DrainGate()
@@ -92,4 +101,4 @@ async def test_what_generates_nothing_passes_a_closed_gate_and_is_not_waited_for
 
 def test_every_path_of_the_gate_is_a_route() -> None:
     paths = {getattr(route, "path", "") for route in list_routes(build_app(FakeEngineClient()))}
-    assert paths >= GENERATING_PATHS
+    assert paths >= set(GENERATING_PATHS)

@@ -49,6 +49,22 @@ def test_lines_are_written_in_order() -> None:
     assert disk.lines == list("0123456789")
 
 
+def test_a_finaliser_may_write_while_its_own_thread_is_writing() -> None:
+    """It may run between any two steps of that thread; here it comes while the lock is held."""
+    disk = Disk()
+    output = create_output(disk)
+
+    def write() -> None:
+        with output._lock:
+            output.put("collected\n")
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive() and output.flush(10)
+    assert disk.lines == ["collected"]
+
+
 def test_nobody_waits_for_a_reader_that_is_stuck_and_what_is_lost_is_told() -> None:
     disk = Disk()
     output = create_output(disk, max_bytes=10)

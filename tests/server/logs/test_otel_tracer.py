@@ -161,6 +161,18 @@ def test_trouble_is_told_when_it_begins_and_when_it_is_over(caplog: pytest.LogCa
     ]
 
 
+def test_a_password_in_the_endpoint_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    tracer = OtelTracer(
+        endpoint="http://us:se@cret@c:4318/v1/traces",
+        version="1",
+        exporter=FakeExporter(SpanExportResult.FAILURE),
+    )
+    tracer.record(create_http_record())
+    tracer.close()
+    (told,) = [each.getMessage() for each in caplog.records if "do not reach" in each.getMessage()]
+    assert "do not reach http://c:4318/v1/traces (" in told and "cret" not in told
+
+
 def test_a_collector_that_hangs_costs_spans_and_neither_time_nor_memory() -> None:
     exporter = FakeExporter()
     exporter.is_free.clear()

@@ -36,6 +36,13 @@ def test_the_figures_are_those_of_the_metrics_page() -> None:
     assert read_samples(metrics) == page, "reading changes nothing"
 
 
+def test_all_figures_together_are_one_look_at_what_others_watch() -> None:
+    metrics, looks = ServerMetrics("tiny"), []
+    metrics.watch(lambda: looks.append(1) or {})
+    read_figures(metrics)
+    assert len(looks) == 1
+
+
 def test_a_server_that_is_still_loading_has_no_engine_to_show() -> None:
     state = create_state(EnginePhase.LOADING, detail="packing layer 3", progress=0.4567, max_model_len=0)
     document = build_document(create_present(phase="loading", state=state))
