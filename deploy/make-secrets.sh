@@ -1,7 +1,7 @@
 #!/bin/sh
-# Makes what compose.yaml reads from deploy/secrets, once: a user's key, of which only the digest is kept, Prometheus' key and
-# Grafana's password. What is there stays. The folder is closed to others; its files are not, as in a container their reader is
-# somebody else.
+# Makes what compose.yaml reads from deploy/secrets, once: a user's and an admin's key, of which only the digests are kept,
+# Prometheus' key and Grafana's password. What is there stays. The folder is closed to others; its files are not, as in a
+# container their reader is somebody else.
 set -eu
 cd "$(dirname "$0")"
 mkdir -p secrets
@@ -14,10 +14,13 @@ digest() { printf '%s' "$1" | sha256sum | cut -d ' ' -f 1; }
 [ -e secrets/grafana-admin ] || draw > secrets/grafana-admin
 if [ ! -e secrets/api-keys ]; then
   key=$(draw)
+  admin=$(draw)
   {
     echo "user:user:sha256:$(digest "$key")"
+    echo "admin:admin:sha256:$(digest "$admin")"
     echo "prometheus:metrics:sha256:$(digest "$(cat secrets/metrics-key)")"
   } > secrets/api-keys
   echo "The user's key, shown this once: $key"
+  echo "The admin's, for /status and /admin: $admin"
 fi
 chmod 644 secrets/*

@@ -124,16 +124,7 @@ def create_app(
     overload = Gate(engine_client=engine_client, limits=settings.limits, metrics=metrics)
     metrics.watch(overload.read_gauges)
     reader = RequestReader(metrics=metrics, is_strict=settings.is_strict)
-    route = GenerationRoute(
-        reader=reader,
-        admission=admission,
-        engine_client=engine_client,
-        served_model_name=name,
-        system_fingerprint=settings.system_fingerprint,
-        timing=settings.timing,
-        unix_time=time.time,
-        has_forced_usage=settings.has_forced_usage,
-    )
+    route = _create_generation_route(reader, admission, engine_client, settings)
     app.state.status_feed = status_feed = StatusFeed(
         engine_client=engine_client,
         figures=metrics,
@@ -166,17 +157,38 @@ def create_app(
     ):
         app.include_router(router)
     _add_error_handlers(app)
+    _add_middleware(app, overload, gate, settings.access, metrics, request_log or RequestLog())
+    app.openapi = create_openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _create_generation_route(
+    reader: RequestReader, admission: Admission, engine_client: EngineClient, settings: AppSettings
+) -> GenerationRoute:
+    return GenerationRoute(
+        reader=reader,
+        admission=admission,
+        engine_client=engine_client,
+        served_model_name=settings.served_model_name,
+        system_fingerprint=settings.system_fingerprint,
+        timing=settings.timing,
+        unix_time=time.time,
+        has_forced_usage=settings.has_forced_usage,
+    )
+
+
+def _add_middleware(
+    app: FastAPI, overload: Gate, drain: DrainGate, access: Access, metrics: Metrics, request_log: RequestLog
+) -> None:
     # The last one added is the outermost.
     app.add_middleware(PermitMiddleware, gate=overload)
     app.add_middleware(LastCatchMiddleware)
     app.add_middleware(BodyLimitMiddleware)
-    app.add_middleware(DrainMiddleware, gate=gate, on_refused=lambda: metrics.count_rejection("draining"))
-    add_access_middleware(app, settings.access, metrics)
+    app.add_middleware(DrainMiddleware, gate=drain, on_refused=lambda: metrics.count_rejection("draining"))
+    add_access_middleware(app, access, metrics)
     app.add_middleware(RequestLabelMiddleware)
-    app.add_middleware(HttpLogMiddleware, request_log=request_log or RequestLog())
+    app.add_middleware(HttpLogMiddleware, request_log=request_log)
     app.add_middleware(HttpMetricsMiddleware, metrics=metrics)
-    app.openapi = create_openapi(app)  # type: ignore[method-assign]
-    return app
 
 
 def _add_error_handlers(app: FastAPI) -> None:

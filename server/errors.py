@@ -50,6 +50,7 @@ class ErrorKind(enum.StrEnum):
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     BODY_TOO_LARGE = "body_too_large"
+    BODIES_TOO_MANY = "bodies_too_many"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     INTERNAL = "internal"
     NOT_READY = "not_ready"
@@ -109,6 +110,7 @@ ERROR_TABLE: Mapping[ErrorKind, ErrorReply] = {
     ErrorKind.INTERNAL: ErrorReply(500, _SERVER, "internal_error", is_final=True),
     ErrorKind.NOT_READY: ErrorReply(503, _UNAVAILABLE, "not_ready", retry_after_s=2),
     ErrorKind.DRAINING: ErrorReply(503, _UNAVAILABLE, "draining", retry_after_s=2),
+    ErrorKind.BODIES_TOO_MANY: ErrorReply(503, _UNAVAILABLE, "bodies_too_many", retry_after_s=2),
     # Those that were refused for load say themselves when to come back.
     ErrorKind.QUEUE_FULL: ErrorReply(503, _UNAVAILABLE, "queue_full", retry_after_s=1),
     ErrorKind.QUEUE_TIMEOUT: ErrorReply(503, _UNAVAILABLE, "queue_timeout", retry_after_s=1),
@@ -123,7 +125,7 @@ ERROR_TABLE: Mapping[ErrorKind, ErrorReply] = {
 }
 
 # After these a connection carries no other request: the rest of the body is not read, or nobody will answer here.
-_CLOSING = frozenset({ErrorKind.BODY_TOO_LARGE, ErrorKind.DRAINING, ErrorKind.ENGINE_STUCK})
+_CLOSING = frozenset({ErrorKind.BODY_TOO_LARGE, ErrorKind.BODIES_TOO_MANY, ErrorKind.DRAINING, ErrorKind.ENGINE_STUCK})
 
 
 class RequestError(Exception):

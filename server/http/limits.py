@@ -14,6 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.errors import ErrorKind, RequestError, as_request_error, build_error_response
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
+# Of all bodies together that are being read or are not answered yet: what a crowd of clients may make the server hold.
+MAX_HELD_BYTES = 32 * MAX_BODY_BYTES
 MAX_LABEL_LENGTH = 128
 # The ASGI scope's key under which a request's label stands.
 _LABEL = "pointsman.label"
@@ -42,11 +44,19 @@ class RequestLabelMiddleware:
 
 
 class BodyLimitMiddleware:
-    """Refuses bodies above a size, whether the client announces it or just sends."""
+    """Refuses bodies above a size, whether the client announces it or just sends, and bodies that are too many at once.
 
-    def __init__(self, app: ASGIApp, max_bytes: int = MAX_BODY_BYTES) -> None:
+    Args:
+        app: What answers.
+        max_bytes: Of one body.
+        max_held_bytes: Of all bodies whose answers have not begun.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int = MAX_BODY_BYTES, max_held_bytes: int = MAX_HELD_BYTES) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._max_held_bytes = max_held_bytes
+        self._held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -56,21 +66,41 @@ class BodyLimitMiddleware:
         if announced.isdigit() and (len(announced) > 18 or int(announced) > self._max_bytes):
             await build_error_response(self._too_large())(scope, receive, send)
             return
-        num_bytes = 0
+        num_bytes = num_held = 0
+
+        def let_go() -> None:
+            nonlocal num_held
+            self._held_bytes -= num_held
+            num_held = 0
 
         async def receive_counted() -> Message:
-            nonlocal num_bytes
+            nonlocal num_bytes, num_held
             message = await receive()
-            num_bytes += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            num_bytes, num_held = num_bytes + size, num_held + size
+            self._held_bytes += size
             if num_bytes > self._max_bytes:
                 raise self._too_large()
+            if size and self._held_bytes > self._max_held_bytes and self._held_bytes > num_held:
+                raise self._too_many()
             return message
 
-        await self._app(scope, receive_counted, send)
+        async def send_noted(message: Message) -> None:
+            let_go()  # it has been read, and what was made of it is counted elsewhere
+            await send(message)
+
+        try:
+            await self._app(scope, receive_counted, send_noted)
+        finally:
+            let_go()
 
     def _too_large(self) -> RequestError:
         message = f"The body is larger than {self._max_bytes} bytes, the most this server takes."
         return RequestError(message, kind=ErrorKind.BODY_TOO_LARGE)
+
+    def _too_many(self) -> RequestError:
+        message = f"The bodies in hand hold {self._max_held_bytes} bytes, the most this server takes; ask again soon."
+        return RequestError(message, kind=ErrorKind.BODIES_TOO_MANY)
 
 
 class LastCatchMiddleware:

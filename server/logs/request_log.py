@@ -104,7 +104,8 @@ def join_reasons(record: HttpRecord) -> str | None:
 
 
 def _choose_level(record: HttpRecord, *, is_generation: bool) -> int:
-    if not is_generation:
+    # Who never came in is told of by access/refusals.py now and then: strangers must not fill the log.
+    if not is_generation or (record.error is not None and record.error.status in (401, 403, 421)):
         return logging.DEBUG
     return logging.WARNING if record.error is not None and record.error.status == 500 else logging.INFO
 

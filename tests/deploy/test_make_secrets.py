@@ -19,16 +19,18 @@ def make_secrets(folder: Path) -> str:
     return subprocess.run([folder / SCRIPT.name], capture_output=True, text=True, check=True).stdout
 
 
-def test_the_server_knows_the_key_that_was_shown_and_prometheus_own(tmp_path: Path) -> None:
-    shown = make_secrets(tmp_path).split()[-1]
+def test_the_server_knows_the_keys_that_were_shown_and_prometheus_own(tmp_path: Path) -> None:
+    shown, shown_admin = (line.split()[-1] for line in make_secrets(tmp_path).splitlines())
     secrets = tmp_path / "secrets"
     keys = KeyRing(read_key_file(secrets / "api-keys"))
-    user = keys.find(shown.encode())
+    user, admin = keys.find(shown.encode()), keys.find(shown_admin.encode())
     prometheus = keys.find((secrets / "metrics-key").read_bytes())
-    assert user is not None and prometheus is not None
+    assert user is not None and prometheus is not None and admin is not None
     assert (user.key_id, user.scopes) == ("user", {Scope.USER})
+    assert (admin.key_id, admin.scopes) == ("admin", {Scope.ADMIN})
     assert (prometheus.key_id, prometheus.scopes) == ("prometheus", {Scope.METRICS})
-    assert shown not in (secrets / "api-keys").read_text()
+    kept = (secrets / "api-keys").read_text()
+    assert shown not in kept and shown_admin not in kept
     assert stat.S_IMODE(secrets.stat().st_mode) == 0o700
 
 

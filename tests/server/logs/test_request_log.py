@@ -121,10 +121,11 @@ def test_several_choices_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
         (None, "INFO"),
         (ErrorNote("invalid_value", 400), "INFO"),
         (ErrorNote("not_ready", 503), "INFO"),
+        (ErrorNote("invalid_api_key", 401), "DEBUG"),
         (ErrorNote("internal_error", 500), "WARNING"),
     ],
 )
-def test_what_the_server_failed_is_a_warning(
+def test_what_the_server_failed_is_a_warning_and_who_has_no_key_no_line(
     error: ErrorNote | None, level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (line,) = tell(create_http_record(error=error), caplog)
