@@ -26,7 +26,7 @@ GUIDE = ROOT / "CONTRIBUTING.md"
 TABLE_START, TABLE_END = "<!-- mutants: start -->\n", "<!-- mutants: end -->\n"
 
 # What the scheduler's tests need: nothing of it imports torch.
-_COPIED = ("engine_core", "tests/engine_core", "tests/conftest.py", "pyproject.toml")
+_COPIED = ("engine_core", "kernels", "tests/engine_core", "tests/conftest.py", "pyproject.toml")
 _NOT_COPIED = shutil.ignore_patterns("model", "engine.py", "test_engine.py", "__pycache__")
 _TESTED = ("tests/engine_core/kv_cache", "tests/engine_core/scheduler", "tests/engine_core/test_core.py")
 # They try many schedules for seconds: whatever a small test notices, it notices sooner.
