@@ -1,8 +1,9 @@
-"""GET /status: a live page for people; /status/events and /status.json: what it shows."""
+"""GET /status: a live page for people, to which / leads; /status/events and /status.json: what it shows."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
+from fastapi.responses import RedirectResponse
 
 from server.json_text import encode_json
 from server.routes.probes import UncountedRoute
@@ -28,6 +29,11 @@ def build_router(*, feed: StatusFeed, timing: StreamTiming) -> APIRouter:
         page = load_page()
         headers = {**_UNSTORED, "Content-Security-Policy": page.content_policy, "Referrer-Policy": "no-referrer"}
         return Response(page.body, media_type="text/html", headers=headers)
+
+    @router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    async def go_to_page() -> Response:
+        """Bring a browser that was given the server's address alone to the page."""
+        return RedirectResponse("/status")
 
     @router.get("/status.json", include_in_schema=False)
     async def get_document() -> Response:

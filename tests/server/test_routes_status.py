@@ -43,6 +43,12 @@ async def test_the_page_holds_no_data_and_says_what_it_may_do() -> None:
     assert head.headers["content-length"] == response.headers["content-length"]
 
 
+async def test_the_servers_bare_address_leads_to_the_page() -> None:
+    async with connect(build_app(create_client())) as http:
+        response = await http.get("/")
+    assert (response.status_code, response.headers["location"]) == (307, "/status")
+
+
 async def test_one_document_can_be_had_without_a_stream() -> None:
     document = await get_document(build_app(create_client()))
     assert document["server"]["model"] == "org/fake-model" and document["server"]["version"] == "1.2.3"
