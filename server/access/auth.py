@@ -81,9 +81,10 @@ class AuthMiddleware:
             message = "This API key is not known here; check it, or ask who runs this server for one."
             return Refusal.UNKNOWN_KEY, RequestError(message, kind=ErrorKind.INVALID_API_KEY)
         if needed not in principal.scopes and Scope.ADMIN not in principal.scopes:
+            wanted = " or ".join(dict.fromkeys((needed, Scope.ADMIN)))
             message = (
-                f"The scope of this API key is {' and '.join(sorted(principal.scopes))}, and this path needs {needed} "
-                "or admin; use another key."
+                f"The scope of this API key is {' and '.join(sorted(principal.scopes))}, and this path needs {wanted}; "
+                "use another key."
             )
             return Refusal.SCOPE, RequestError(message, kind=ErrorKind.INSUFFICIENT_SCOPE)
         set_principal(scope, principal)
