@@ -9,7 +9,8 @@ from server.flag_values import as_argparse_type
 from server.startup_report import StartupReport
 
 DESCRIPTION = """Make an API key. Standard output gets the key, for whoever is to use it, and nothing else; standard
-error gets the line for the server's --api-keys-file, which holds only the key's digest. The key is kept nowhere."""
+error gets the line for the server's --api-keys-file, which holds only the key's digest. The key is kept nowhere. As
+--api-key the key alone is a user's, without NAME and SCOPE: give NAME:SCOPE:KEY, or the line."""
 
 
 def add_keygen_flags(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +26,7 @@ def add_keygen_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SCOPE",
         type=as_argparse_type(parse_key_scopes),
         default="user",
-        help="What it opens: user, admin or metrics, or several joined by +. [default: user]",
+        help="What it opens: user, admin or metrics, or several joined by +; the line says so. [default: user]",
     )
 
 

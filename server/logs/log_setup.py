@@ -63,6 +63,9 @@ def set_up_logging(level: str, log_format: str, stream: TextIO) -> TextOut:
     handler = LogOutputHandler(output)
     handler.setFormatter(formatter)
     root.addHandler(handler)
+    for name in _CHATTY_LOGGERS:
+        # huggingface_hub comes with an output of its own: its lines would stand there twice, and among JSON as text.
+        logging.getLogger(name).handlers.clear()
     if not is_json:
         return QueuedText(output, is_terminal=stream.isatty())
     _log_what_python_prints()

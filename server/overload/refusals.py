@@ -33,7 +33,8 @@ class Refusal(RequestError):
 def build_queue_full(num_queued: int, cap: int, retry_after_s: int) -> Refusal:
     """Return the 503 for a queue that holds as many requests as it may."""
     return Refusal(
-        f"The server is full: {num_queued} requests wait for it, and {cap} are the most; "
+        f"The server is full: {num_queued} {'request waits' if num_queued == 1 else 'requests wait'} for it, and at "
+        f"most {cap} may; "
         f"{_ask_again(retry_after_s)}, or send fewer at once.",
         reason=Reason.QUEUE_FULL,
         kind=ErrorKind.QUEUE_FULL,
@@ -44,7 +45,7 @@ def build_queue_full(num_queued: int, cap: int, retry_after_s: int) -> Refusal:
 def build_queue_tokens_full(num_queued: int, cap: int, retry_after_s: int) -> Refusal:
     """Return the 503 for a queue that holds as many prompt tokens as it may."""
     return Refusal(
-        f"The server is full: {num_queued} prompt tokens wait for it, and {cap} are the most; "
+        f"The server is full: {num_queued} prompt tokens wait for it, and at most {cap} may; "
         f"{_ask_again(retry_after_s)}, or send shorter prompts.",
         reason=Reason.QUEUE_TOKENS_FULL,
         kind=ErrorKind.QUEUE_FULL,

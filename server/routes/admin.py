@@ -1,11 +1,12 @@
 """What only operators may ask: GET and POST /admin/limits, POST /reset_prefix_cache, POST /abort (/abort_requests).
 
-Authentication stands before it; nothing here asks who it is.
+Authentication stands before it; who it is only the log is told.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -17,12 +18,14 @@ from server.engine_client import EngineClient
 from server.errors import ErrorKind, RequestError
 from server.openapi import describe_body
 from server.overload.gate import Gate
+from server.principal import get_principal
 from server.protocol import parse_abort, parse_limits
 from server.request_reader import RequestReader
 from server.wire_types import AbortRequest, LimitsRequest
 
 # A step in hand may take seconds; one that takes longer is the watchdog's matter.
 _ANSWER_S = 10.0
+logger = logging.getLogger(__name__)
 
 
 def build_router(*, reader: RequestReader, engine_client: EngineClient, gate: Gate) -> APIRouter:
@@ -53,6 +56,8 @@ def build_router(*, reader: RequestReader, engine_client: EngineClient, gate: Ga
                 param = next((name for name in wanted if f"`{name}`" in str(error)), None)
                 raise RequestError(str(error), kind=ErrorKind.INVALID_VALUE, param=param) from None
         gate.limits = replace(gate.limits, **wanted)
+        if wanted:
+            _log(request, "limits set: " + ", ".join(f"{name} = {value}" for name, value in wanted.items()))
         return _describe(gate)
 
     @router.post("/reset_prefix_cache")
@@ -60,7 +65,9 @@ def build_router(*, reader: RequestReader, engine_client: EngineClient, gate: Ga
         """Forget every cached prefix. Not while requests run, unless `reset_running`: then they are computed again."""
         query = request.query_params
         value = query.get("reset_running") or query.get("reset_running_requests") or "false"
-        return {"success": await _ask(engine_client, ResetPrefixCache(_read_bool(value)))}
+        is_done = await _ask(engine_client, ResetPrefixCache(_read_bool(value)))
+        _log(request, "prefix cache emptied" if is_done else "prefix cache not emptied: requests run")
+        return {"success": is_done}
 
     # The second is vLLM's name.
     @router.post("/abort_requests", include_in_schema=False)
@@ -73,9 +80,15 @@ def build_router(*, reader: RequestReader, engine_client: EngineClient, gate: Ga
         if not num_aborted:
             message = "No request in hand has any of these ids; it may have ended already."
             raise RequestError(message, kind=ErrorKind.NOT_FOUND, param="request_ids")
+        _log(request, f"{num_aborted} {'request' if num_aborted == 1 else 'requests'} aborted")
         return {"num_aborted": num_aborted, "not_found": [name for name, count in counts.items() if not count]}
 
     return router
+
+
+def _log(request: Request, what: str) -> None:
+    key_id = get_principal(request.scope).key_id
+    logger.info("%s by %s", what, f"key {key_id}" if key_id else "an operator")
 
 
 async def _ask(engine_client: EngineClient, command: EngineCommand) -> bool:

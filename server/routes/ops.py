@@ -93,8 +93,9 @@ def _build_status(state: EngineState, message: str, kind: ErrorKind, *, status: 
     error = RequestError(message, kind=kind)
     body: dict[str, Any] = {
         "status": status or state.phase.value,
-        # Why the engine died is for the log: an exception's words tell of files and addresses.
-        "detail": "" if state.phase is EnginePhase.DEAD else state.detail,
+        # Why the engine died is for the log: an exception's words tell of files and addresses. A ready one's tells how
+        # its KV cache was sized, which is no reason not to be ready.
+        "detail": "" if state.phase in (EnginePhase.DEAD, EnginePhase.READY) else state.detail,
         "progress": round(state.progress, 3),
         **build_error_body(error),
     }

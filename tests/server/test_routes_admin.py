@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import httpx
@@ -47,6 +48,20 @@ async def test_what_is_left_out_stays_and_only_the_engines_caps_go_to_the_engine
         await client.post("/admin/limits", json={"max_num_batched_tokens": 64, "max_num_seqs": 3})
         assert engine.commands[1:] == [SetLimits(3, 64)]
         assert (await client.post("/admin/limits", json={})).json() == (await client.get("/admin/limits")).json()
+
+
+async def test_the_log_tells_what_an_operator_changed(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="server.routes.admin"):
+        async with connect(build_app(FakeEngineClient(), limits=LIMITS)) as client:
+            await client.get("/admin/limits")
+            await client.post("/admin/limits", json={})
+            await client.post("/admin/limits", json={"max_num_seqs": 2, "max_queued_tokens": 7})
+            await client.post("/reset_prefix_cache")
+            await client.post("/abort", json={"request_ids": ["nobody"]})
+    assert [record.getMessage() for record in caplog.records if record.name == "server.routes.admin"] == [
+        "limits set: max_num_seqs = 2, max_queued_tokens = 7 by an operator",
+        "prefix cache emptied by an operator",
+    ]
 
 
 async def test_what_the_engine_refuses_changes_nothing_and_is_told_by_field() -> None:

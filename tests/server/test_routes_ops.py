@@ -48,13 +48,15 @@ async def test_an_engine_stuck_with_work_is_not_ready_but_healthy(age_s: float, 
 @pytest.mark.parametrize("kind", [ErrorKind.DRAINING, ErrorKind.ENGINE_STUCK])
 async def test_a_closed_gate_is_not_ready_and_says_why_but_healthy(kind: ErrorKind) -> None:
     gate = DrainGate()
-    async with connect(build_app(FakeEngineClient(), gate=gate)) as client:
+    engine = FakeEngineClient(state=create_state(EnginePhase.READY, detail="half of the free memory"))
+    async with connect(build_app(engine, gate=gate)) as client:
         assert (await client.get("/ready")).status_code == 200
         gate.close(RequestError("Going.", kind=kind))
         ready = await client.get("/ready")
         assert (await client.get("/health")).status_code == 200
         refused = await client.post("/v1/completions", json={"prompt": "hi"})
     assert (ready.status_code, ready.json()["status"], ready.json()["error"]["message"]) == (503, kind.value, "Going.")
+    assert ready.json()["detail"] == ""  # how the KV cache was sized is not why
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, kind.value)
     assert refused.headers["x-request-id"]
 

@@ -110,6 +110,16 @@ logging.getLogger("opentelemetry.sdk").warning("trouble that is told elsewhere")
     assert len(run(code.format(level="debug")).splitlines()) == 2
 
 
+def test_a_library_that_comes_with_an_output_of_its_own_is_heard_once() -> None:
+    code = """
+from huggingface_hub.utils import logging as hub_logging
+assert logging.getLogger("huggingface_hub").handlers, "else this guards against nothing"
+set_up_logging("info", "json", sys.stderr)
+hub_logging.get_logger("huggingface_hub.utils").warning("Retrying")
+"""
+    assert [line["message"] for line in read_json(run(code))] == ["Retrying"]
+
+
 def test_a_process_that_logs_already_is_left_alone() -> None:
     root = logging.getLogger()
     handlers, level, out = list(root.handlers), root.level, io.StringIO()
