@@ -70,8 +70,8 @@ PROBES = {
     *("/health", "/ready", "/readyz", "/ping", "/version", "/metrics"),
     *("/load", "/get_load", "/is_sleeping", "/get_server_info", "/server_info", "/model_info", "/get_model_info"),
 }
-# A page that is looked at for hours.
-STATUS = {"/status", "/status.json", "/status/events"}
+# A page that is looked at for hours, and the address that leads to it.
+STATUS = {"/", "/status", "/status.json", "/status/events"}
 
 
 def test_the_routes_of_the_app_are_found() -> None:
