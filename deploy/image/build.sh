@@ -55,7 +55,7 @@ collect_pip_settings() {
       cert)
         settings+=(--secret "id=ca.crt,src=$value")
         kept=" /run/secrets/ca.crt" ;;
-      index-url | extra-index-url | find-links | trusted-host | proxy | timeout)
+      *-url | *-links | *-host | proxy | timeout) # by their ends: an index, further ones, folders, whom to trust
         for word in $value; do
           case "$word" in file:*) continue ;; esac
           [ ! -d "$word" ] || settings+=(--volume "$word:$word:ro")
