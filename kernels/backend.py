@@ -13,19 +13,24 @@ from typing import Any, Protocol, cast
 
 import torch
 
+from kernels.accelerator import Accelerator
+from kernels.device_step import StepTensors
 from kernels.fused import FusedKernels, ModelSpec
 from kernels.step import Activation, AttnSpec, IntArray, KVPool, StepMeta
 
 __all__ = [
+    "Accelerator",
     "Activation",
     "AttnSpec",
     "Backend",
     "BackendOptions",
+    "DeviceBackend",
     "IntArray",
     "KVPool",
     "NoKernelsError",
     "NotFusableError",
     "StepMeta",
+    "StepTensors",
     "UnusableIsaError",
     "backend_names",
     "create_backend",
@@ -138,6 +143,32 @@ class Backend(Protocol):
 
         Raises:
             NotFusableError: There are none: compute it layer by layer with the methods above.
+        """
+
+
+class DeviceBackend(Backend, Protocol):
+    """A Backend whose tensors live on an accelerator that computes beside the host.
+
+    Its ``plan`` takes any step by itself, eagerly. The runner, which lays a step out in one block, uses these.
+    """
+
+    accelerator: Accelerator
+
+    def graph_sizes(self, max_num_reqs: int) -> tuple[int, ...]:
+        """Return the batch sizes, ascending, that decoding is captured for."""
+
+    def num_shared_pages(self, meta: StepMeta, kv: KVPool) -> int:
+        """Return how many leading pages to attend to once for all requests; 0 = no cascade."""
+
+    def plan_step(self, tensors: StepTensors, kv: KVPool, *, in_graph: bool) -> Any:
+        """Prepare what all layers of this step share. Called once a step, before it is computed or replayed.
+
+        Args:
+            tensors: The step. Within a graph they are always the same memory for one batch size, with or without
+                ``shared``.
+            kv: Its pages.
+            in_graph: The step decodes and is captured, or replayed: what is returned stays good for later replays, and
+                this call renews it.
         """
 
 

@@ -161,12 +161,40 @@ class Decoder:
         Returns:
             [R, H], for ``meta.logit_rows``: what iter_logits() takes.
         """
+        self.reserve_positions(meta.max_kv_len)
+        return self.hidden(
+            self._to_device(meta.token_ids),
+            self._to_device(meta.positions),
+            self._to_device(meta.logit_rows),
+            self._backend.plan(meta, kv),
+            kv,
+        )
+
+    def reserve_positions(self, num_positions: int) -> None:
+        """Have the rotary tables reach so far. A captured step reads the ones that were there when it was captured."""
+        for table in self._cos_sin:
+            table.grow(num_positions)
+
+    @torch.inference_mode()
+    def hidden(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, logit_rows: torch.Tensor, plan: Any, kv: KVPool
+    ) -> torch.Tensor:
+        """Compute one step from what is on the device already, without waiting for it.
+
+        Args:
+            token_ids: [T].
+            positions: [T], within reserve_positions().
+            logit_rows: [R].
+            plan: The backend's, of this step.
+            kv: See forward().
+
+        Returns:
+            [R, H]; see forward().
+        """
         backend, arch, weights = self._backend, self.arch, self._weights
         eps = arch.rms_norm_eps
-        plan = backend.plan(meta, kv)
-        positions = self._to_device(meta.positions)
-        cos_sin = [table.rows(positions, meta.max_kv_len) for table in self._cos_sin]
-        residual = weights.embedding.index_select(0, self._to_device(meta.token_ids))
+        cos_sin = [table.values.index_select(0, positions) for table in self._cos_sin]
+        residual = weights.embedding.index_select(0, token_ids)
         if arch.embed_scale != 1.0:
             residual.mul_(self._embed_scale)
         x = backend.rmsnorm(residual, weights.layers[0].input_norm, eps)
@@ -177,8 +205,7 @@ class Decoder:
             x = backend.attention(plan, index, q, k, v, kv)
             if index == arch.num_layers - 1:
                 # Every token's K and V are stored now; the rest is computed only for rows that someone reads.
-                rows = self._to_device(meta.logit_rows)
-                x, residual = x.index_select(0, rows), residual.index_select(0, rows)
+                x, residual = x.index_select(0, logit_rows), residual.index_select(0, logit_rows)
                 if len(x) == 0:
                     return residual
             x = self._mlp(layer, x, residual)
@@ -194,7 +221,14 @@ class Decoder:
         """
         max_rows = max(1, MAX_LOGITS_BYTES // (4 * self.arch.vocab_size))
         for first in range(0, len(hidden), max_rows):
-            yield self._logits(hidden[first : first + max_rows])
+            yield self.logits(hidden[first : first + max_rows])
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Apply the head to rows of forward(): [n, H] -> [n, vocab_size] fp32."""
+        logits = self._backend.linear(hidden, self._weights.lm_head).float()
+        cap = self.arch.final_soft_cap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def _qkv(
         self, layer: LayerWeights, x: torch.Tensor, cos_sin: torch.Tensor
@@ -216,11 +250,6 @@ class Decoder:
         if layer.mlp_post_norm is not None:
             x = backend.rmsnorm(x, layer.mlp_post_norm, eps)
         return x
-
-    def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        logits = self._backend.linear(x, self._weights.lm_head).float()
-        cap = self.arch.final_soft_cap
-        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def _to_device(self, array: IntArray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._backend.device)
@@ -245,11 +274,6 @@ class CosSinTable:
             return False
         self.values = self._build(1 << (num_positions - 1).bit_length())
         return True
-
-    def rows(self, positions: torch.Tensor, max_kv_len: int) -> torch.Tensor:
-        """[T] positions below ``max_kv_len`` -> [T, head_dim]."""
-        self.grow(max_kv_len)
-        return self.values.index_select(0, positions)
 
     def _build(self, num_positions: int) -> torch.Tensor:
         return build_cos_sin(self._rope, self._head_dim, num_positions).to(self._device)
