@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,9 @@ WARM_UP_SHARE = 1 / 3
 MAX_SLOPE_MB_PER_H = 30.0
 MAX_GROWTH_MB = 8.0
 _KIB_PER_MB = 1e6 / 1024
+# The pools may grow for half an hour, a thread whenever all are busy at once: asyncio's to min(32, cores + 4), the
+# prompts' to 5. More than their sum is a leak.
+_PROMPT_THREADS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +98,11 @@ def find_problems(soak: Soak) -> list[str]:
         problems.append(f"memory grows by {figures['slope_mb_per_h_idle']} MB an hour")
     if figures["kv_usage_idle_max"] > 0:
         problems.append("KV blocks are held although nothing runs")
-    # The first idle look is from before the pools of threads and connections had reason to grow.
-    for what in ("files", "threads", "tasks"):
+    pools = min(32, (os.cpu_count() or 1) + 4) + _PROMPT_THREADS
+    if figures["threads_idle"][-1] > figures["threads_idle"][0] + pools:
+        problems.append(f"threads grow: {figures['threads_idle']}")
+    # The first idle look is from before the connections had reason to grow.
+    for what in ("files", "tasks"):
         after_first, last = figures[f"{what}_idle"][1:2], figures[f"{what}_idle"][-1]
         if after_first and last > after_first[0] + 2:
             problems.append(f"{what} grow: {figures[f'{what}_idle']}")

@@ -85,6 +85,7 @@ def test_a_healthy_soak_has_no_problems() -> None:
         (create_soak(anon_kib=2 * MIB), "memory grows by"),
         (create_soak(num_files=1), "files grow"),
         (create_soak(num_tasks=1), "tasks grow"),
+        (create_soak(num_threads=7), "threads grow"),
         (create_soak(kv_usage=0.01), "KV blocks are held"),
         (replace(create_soak(), wrong=["a 500"]), "a client saw: a 500"),
         (replace(create_soak(), log_errors=["Traceback"]), "the log says: Traceback"),
@@ -93,6 +94,12 @@ def test_a_healthy_soak_has_no_problems() -> None:
 def test_a_leak_is_a_problem(soak: Soak, told: str) -> None:
     assert any(told in problem for problem in find_problems(soak)), find_problems(soak)
     assert told in format_markdown(soak)
+
+
+def test_pools_that_fill_up_are_no_leak() -> None:
+    filling = create_soak()
+    samples = [replace(each, num_threads=8 + min(7, int(each.seconds / 80))) for each in filling.samples]
+    assert find_problems(replace(filling, samples=samples)) == []
 
 
 def test_a_rise_that_ends_with_warming_up_is_none() -> None:
