@@ -10,7 +10,7 @@ from engine_core import EnginePhase, EngineState
 from server.engine_client import MAX_HEARTBEAT_AGE_S, EngineClient
 from server.errors import ErrorKind, RequestError, build_error_body
 from server.json_text import encode_json
-from server.lifecycle.drain import DrainGate
+from server.lifecycle.drain import Drain
 from server.routes.probes import create_probe_router, probe
 
 
@@ -22,13 +22,13 @@ class MetricsPage(Protocol):
 
 
 def build_router(
-    *, engine_client: EngineClient, gate: DrainGate, metrics: MetricsPage, version: str, system_fingerprint: str
+    *, engine_client: EngineClient, drain: Drain, metrics: MetricsPage, version: str, system_fingerprint: str
 ) -> APIRouter:
     """Return the router of these endpoints.
 
     Args:
         engine_client: Its state is what the probes tell.
-        gate: Closed, it makes the server not ready.
+        drain: Begun, it makes the server not ready.
         metrics: What /metrics shows.
         version: Of this server.
         system_fingerprint: As in replies.
@@ -47,7 +47,7 @@ def build_router(
     @probe(router, "/ready", "/readyz")
     async def get_ready() -> Response:
         """Tell whether requests should be sent here now; load never changes it."""
-        return _tell_readiness(engine_client, gate)
+        return _tell_readiness(engine_client, drain)
 
     @probe(router, "/ping", other_methods=("POST",))
     async def ping() -> Response:
@@ -69,11 +69,11 @@ def build_router(
     return router
 
 
-def _tell_readiness(engine_client: EngineClient, gate: DrainGate) -> Response:
+def _tell_readiness(engine_client: EngineClient, drain: Drain) -> Response:
     state = engine_client.state
-    if gate.refusal is not None:
-        kind = gate.refusal.kind
-        return _build_status(state, gate.refusal.message, kind, status=kind.value)
+    if drain.refusal is not None:
+        kind = drain.refusal.kind
+        return _build_status(state, drain.refusal.message, kind, status=kind.value)
     if state.phase is EnginePhase.LOADING:
         return _build_status(state, "The model is still loading.", ErrorKind.NOT_READY)
     if state.phase is not EnginePhase.READY:

@@ -16,7 +16,7 @@ from typing import Any
 from engine_core import EnginePhase, EngineSnapshot
 from server.engine_client import MAX_HEARTBEAT_AGE_S, EngineClient
 from server.errors import ErrorKind, RequestError
-from server.lifecycle.drain import DrainGate
+from server.lifecycle.drain import Drain
 from server.sse import build_event
 from server.status.document import About, FigureSource, Present, build_blocks, build_document, read_figures
 from server.status.error_log import ErrorLog
@@ -61,7 +61,7 @@ class StatusFeed:
         figures: Where the figures of /metrics are read.
         sources: What happened so far.
         about: The server.
-        gate: Closed while the server drains.
+        drain: Begun, it is the server's phase.
         timing: When.
         clock: Seconds, monotonic.
 
@@ -76,7 +76,7 @@ class StatusFeed:
         figures: FigureSource,
         sources: StatusSources,
         about: About,
-        gate: DrainGate | None = None,
+        drain: Drain | None = None,
         timing: FeedTiming | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -84,7 +84,7 @@ class StatusFeed:
         self._figures = figures
         self._sources = sources
         self._about = about
-        self._gate = gate or DrainGate()
+        self._drain = drain or Drain()
         self._timing = timing or FeedTiming()
         self._clock = clock
         self._started = clock()
@@ -189,8 +189,8 @@ class StatusFeed:
 
     def _name_phase(self) -> str:
         """As /ready tells it: the engine's phase, but for a server that drains and for one that stands still."""
-        if self._gate.refusal is not None:
-            return self._gate.refusal.kind.value
+        if self._drain.refusal is not None:
+            return self._drain.refusal.kind.value
         phase, stalled_s = self._engine_client.state.phase, self._engine_client.seconds_since_progress()
         return "stuck" if phase is EnginePhase.READY and stalled_s > MAX_HEARTBEAT_AGE_S else phase.value
 

@@ -11,7 +11,7 @@ import pytest
 
 from engine_core import EnginePhase
 from server.errors import ErrorKind, RequestError
-from server.lifecycle.drain import DrainGate
+from server.lifecycle.drain import Drain
 from server.status.feed import MAX_VIEWERS, FeedTiming, StatusFeed, StatusSources
 from tests.server.fake_engine_client import FakeEngineClient, create_state
 from tests.server.metric_samples import create_record
@@ -126,19 +126,19 @@ async def test_before_the_first_look_there_is_a_document_all_the_same() -> None:
 
 
 async def test_the_phase_is_the_one_that_ready_tells() -> None:
-    client, gate = create_client(), DrainGate()
+    client, drain = create_client(), Drain()
     feed = StatusFeed(
         engine_client=client,
         figures=NoFigures(),
         sources=StatusSources(),
         about=ABOUT,
-        gate=gate,
+        drain=drain,
         timing=QUICK,
     )
     phases = [(await feed.take_document())["server"]["phase"]]
     client.heartbeat_age_s = 2.5
     phases.append((await feed.take_document())["server"]["phase"])
-    gate.close(RequestError("No more.", kind=ErrorKind.DRAINING))
+    drain.begin(RequestError("No more.", kind=ErrorKind.DRAINING))
     phases.append((await feed.take_document())["server"]["phase"])
     assert phases == ["ready", "stuck", "draining"]
 
