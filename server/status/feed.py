@@ -13,10 +13,11 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine_core import EnginePhase, EngineSnapshot
-from server.engine_client import MAX_HEARTBEAT_AGE_S, EngineClient
+from engine_core import EngineSnapshot
+from server.engine_client import EngineClient
 from server.errors import ErrorKind, RequestError
 from server.lifecycle.drain import Drain
+from server.readiness import assess_readiness
 from server.sse import build_event
 from server.status.document import About, FigureSource, Present, build_blocks, build_document, read_figures
 from server.status.error_log import ErrorLog
@@ -104,7 +105,7 @@ class StatusFeed:
         document = build_document(
             Present(
                 about=self._about,
-                phase=self._name_phase(),
+                phase=assess_readiness(client, self._drain).status,
                 state=client.state,
                 uptime_s=now - self._started,
                 stalled_s=client.seconds_since_progress(),
@@ -186,13 +187,6 @@ class StatusFeed:
         if asked.done() and asked is self._asked:
             self._asked = None
             self._snapshot, self._snapshot_time = asked.result(), self._clock()
-
-    def _name_phase(self) -> str:
-        """As /ready tells it: the engine's phase, but for a server that drains and for one that stands still."""
-        if self._drain.refusal is not None:
-            return self._drain.refusal.kind.value
-        phase, stalled_s = self._engine_client.state.phase, self._engine_client.seconds_since_progress()
-        return "stuck" if phase is EnginePhase.READY and stalled_s > MAX_HEARTBEAT_AGE_S else phase.value
 
     def _get_key_ids(self, snapshot: EngineSnapshot | None) -> dict[str, str]:
         requests = () if snapshot is None else (*snapshot.running, *snapshot.waiting)
