@@ -10,10 +10,11 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine_core import EngineSnapshot
+from engine_core import EngineDeadError, EngineSnapshot
 from server.engine_client import EngineClient
 from server.errors import ErrorKind, RequestError
 from server.lifecycle.drain import Drain
@@ -186,7 +187,8 @@ class StatusFeed:
         await asyncio.wait((asked,), timeout=self._timing.patience_s)
         if asked.done() and asked is self._asked:
             self._asked = None
-            self._snapshot, self._snapshot_time = asked.result(), self._clock()
+            with suppress(EngineDeadError):  # the last look stands; the phase tells that there will be no other
+                self._snapshot, self._snapshot_time = asked.result(), self._clock()
 
     def _get_key_ids(self, snapshot: EngineSnapshot | None) -> dict[str, str]:
         requests = () if snapshot is None else (*snapshot.running, *snapshot.waiting)
