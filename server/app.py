@@ -158,7 +158,7 @@ def create_app(
         app.include_router(router)
     _add_error_handlers(app)
     _add_middleware(app, overload, drain, settings.access, metrics, request_log or RequestLog())
-    app.openapi = create_openapi(app)  # type: ignore[method-assign]
+    app.openapi = create_openapi(app, has_keys=settings.access.keys is not None)  # type: ignore[method-assign]
     return app
 
 

@@ -9,7 +9,9 @@ from pydantic import TypeAdapter
 
 from engine_core import EnginePhase
 from server import reply_types as reply
+from server.access.api_keys import KeyRing, parse_api_key
 from server.access.auth import OPEN_PATHS
+from server.access.setup import Access
 from server.errors import ERROR_TABLE, ErrorKind
 from server.generation import LikelyToken, TokenText
 from server.logprob_replies import build_chat_logprobs, build_completion_logprobs, build_prompt_logprobs
@@ -42,6 +44,19 @@ def test_what_needs_a_key_documents_its_401_and_what_does_not_has_none(document:
         path for path, methods in document["paths"].items() if "401" in next(iter(methods.values()))["responses"]
     }
     assert documented == {path for path in document["paths"] if path not in OPEN_PATHS}
+
+
+def test_a_server_with_keys_says_so_of_each_path_that_needs_one_and_one_without_of_none(
+    document: dict[str, Any],
+) -> None:
+    access = Access(keys=KeyRing([parse_api_key("sk-0123456789abcdef")]))
+    keyed = build_app(FakeEngineClient(), access=access).openapi()
+    ((scheme, described),) = keyed["components"]["securitySchemes"].items()
+    assert described == {"type": "http", "scheme": "bearer"}
+    for path, methods in keyed["paths"].items():
+        for operation in methods.values():
+            assert operation["security"] == ([] if path in OPEN_PATHS else [{scheme: []}]), path
+    assert "securitySchemes" not in document["components"] and "security" not in json.dumps(document["paths"])
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
