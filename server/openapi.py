@@ -43,7 +43,8 @@ _OVERLOAD = (
     ErrorKind.CANCELLED,
 )
 _GENERATING = tuple(kind for kind in ErrorKind if kind not in _NEVER)
-_WITH_BODY = tuple(kind for kind in _GENERATING if kind not in _OVERLOAD)
+# Text work waits for no place, but it is one of its key's requests.
+_WITH_BODY = tuple(kind for kind in _GENERATING if kind not in _OVERLOAD or kind is ErrorKind.RATE_LIMITED)
 _FIELDS = (
     ErrorKind.MALFORMED_BODY,
     ErrorKind.INVALID_VALUE,

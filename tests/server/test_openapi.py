@@ -73,6 +73,13 @@ def test_an_endpoint_with_a_body_names_every_code_under_its_status(document: dic
     assert set(responses["200"]["content"]["text/event-stream"]["schema"]) == {"description"}
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", f"{COMPLETIONS}/render", f"{CHAT}/render"])
+def test_text_work_is_limited_by_key_but_waits_for_no_place(document: dict[str, Any], path: str) -> None:
+    responses = document["paths"][path]["post"]["responses"]
+    assert "`rate_limit_exceeded`" in responses["429"]["description"]
+    assert "`queue_full`" not in responses["503"]["description"]
+
+
 def test_probes_document_their_503_and_nobody_a_422(document: dict[str, Any]) -> None:
     for path in ("/health", "/ready"):
         schema = document["paths"][path]["get"]["responses"]["503"]["content"]["application/json"]["schema"]
