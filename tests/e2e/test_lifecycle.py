@@ -186,8 +186,10 @@ def test_a_body_that_never_comes_does_not_hold_up_the_end(model: str, path: str)
         started = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         reply = read_reply(sock)
+        assert time.monotonic() - started < 1, "nothing else is in hand"
         assert wait_for_exit(server) == 0
-        assert time.monotonic() - started < 2, "1 s, and what a busy machine adds"
+        # A process with torch in it takes a second to go, or three on a busy machine; a drain, thirty.
+        assert time.monotonic() - started < 10
     assert (reply.status, reply.headers["connection"], reply.read_error()["code"]) == (503, "close", "draining")
     assert "Traceback" not in server.output and "Cancel" not in server.output
 
