@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import Any
 
 from engine_core.messages import (
     AbortRequest,
@@ -38,14 +39,19 @@ _REST_AFTER_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class _AskedCommand:
-    """A command, and where its answer goes."""
+class _Asked:
+    """What is to be done between two steps, and where the answer goes."""
 
-    command: EngineCommand
-    answer: Future[bool]
+    command: EngineCommand | TakeSnapshot
+    answer: Future[Any]
+
+    @property
+    def is_look(self) -> bool:
+        """It changes nothing."""
+        return isinstance(self.command, TakeSnapshot)
 
 
-Input = EngineCoreRequest | AbortRequest | _AskedCommand | TakeSnapshot | None  # None: stop
+Input = EngineCoreRequest | AbortRequest | _Asked | None  # None: stop
 
 
 @dataclass(slots=True)
@@ -103,24 +109,15 @@ class EngineCore:
         """End requests; each that still lives gets a last output with reason ABORT."""
         self._input.put(AbortRequest(request_ids))
 
-    def ask(self, command: EngineCommand, answer: Future[bool]) -> None:
-        """Have a command carried out between two steps.
+    def ask(self, command: EngineCommand | TakeSnapshot, answer: Future[Any]) -> None:
+        """Have a command carried out, or a look taken, between two steps.
 
         Args:
             command: What to do.
-            answer: Gets whether it was done, or the ValueError that says why it cannot be; on the engine's thread.
+            answer: Gets whether it was done, or the ValueError that says why it cannot be, or the EngineSnapshot; on
+                the engine's thread. Nothing, if the loop ends first: then it is the owner's to fail.
         """
-        self._input.put(_AskedCommand(command, answer))
-
-    def take_snapshot(self) -> Future[EngineSnapshot]:
-        """Ask for a look at the scheduler, after the current step.
-
-        Returns:
-            Gets it; never, if the loop ends first.
-        """
-        message = TakeSnapshot(Future())
-        self._input.put(message)
-        return message.future
+        self._input.put(_Asked(command, answer))
 
     def stop(self) -> None:
         """Ask the loop to return after the current step."""
@@ -209,10 +206,8 @@ class EngineCore:
                 self._is_stopping = True
             elif isinstance(message, AbortRequest):
                 ended += self._scheduler.abort_requests(message.request_ids)
-            elif isinstance(message, _AskedCommand):
+            elif isinstance(message, _Asked):
                 self._answer(message)
-            elif isinstance(message, TakeSnapshot):
-                self._show(message)
             else:
                 ended += self._add(message)
         if ended:
@@ -233,27 +228,23 @@ class EngineCore:
             return self._input.get(timeout=_REST_AFTER_S)
         except queue.Empty:
             self._rest()
-        while isinstance(message := self._input.get(), TakeSnapshot):
-            self._show(message)  # being looked at is no work: there is no house to keep after it
+        while isinstance(message := self._input.get(), _Asked) and message.is_look:
+            self._answer(message)  # being looked at is no work: there is no house to keep after it
         return message
 
-    def _show(self, message: TakeSnapshot) -> None:
-        if not message.future.set_running_or_notify_cancel():
-            return
-        try:
-            message.future.set_result(build_snapshot(self._scheduler, self._clock()))
-        except Exception as error:  # whoever looks must not cost anybody an answer
-            message.future.set_exception(error)
-
-    def _answer(self, asked: _AskedCommand) -> None:
+    def _answer(self, asked: _Asked) -> None:
         if not asked.answer.set_running_or_notify_cancel():
             return  # whoever asked has left, and it must not come as a surprise later
         try:
             asked.answer.set_result(self._carry_out(asked.command))
-        except ValueError as error:
-            asked.answer.set_exception(error)
+        except Exception as error:
+            if not (asked.is_look or isinstance(error, ValueError)):
+                raise
+            asked.answer.set_exception(error)  # whoever looks must not cost anybody an answer
 
-    def _carry_out(self, command: EngineCommand) -> bool:
+    def _carry_out(self, command: EngineCommand | TakeSnapshot) -> bool | EngineSnapshot:
+        if isinstance(command, TakeSnapshot):
+            return build_snapshot(self._scheduler, self._clock())
         if isinstance(command, ResetPrefixCache):
             return self._scheduler.reset_prefix_cache(reset_running=command.reset_running)
         self._scheduler.set_limits(command)

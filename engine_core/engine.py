@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from engine_core.model.decoder import LanguageModel
 from engine_core.model.runner import ModelRunner
 from engine_core.scheduler.constraints import build_constraints
 from engine_core.scheduler.scheduler import Scheduler
-from engine_core.snapshot import EngineSnapshot
+from engine_core.snapshot import EngineSnapshot, TakeSnapshot
 from engine_core.step_executor import DirectExecutor, StepExecutor, StepThread, ThreadedExecutor
 from kernels.backend import KVPool, StepMeta
 
@@ -86,7 +87,7 @@ class Engine:
         self._state = EngineState(EnginePhase.LOADING, "starting")
         self._core: EngineCore | None = None
         self._stop_asked = threading.Event()
-        self._unanswered: set[Future[bool]] = set()
+        self._unanswered: set[Future[Any]] = set()
         # A daemon thread: a step that hangs must not keep a stopped process alive.
         self._thread = threading.Thread(target=self._run, name="engine-core", daemon=True)
 
@@ -115,13 +116,8 @@ class Engine:
         Raises:
             EngineDeadError: The engine is not running.
         """
-        core = self._get_running_core()
         answer: Future[bool] = Future()
-        self._unanswered.add(answer)
-        answer.add_done_callback(self._unanswered.discard)
-        core.ask(command, answer)
-        if self._state.phase is not EnginePhase.READY:  # it ended meanwhile, perhaps without seeing this
-            self._fail_unanswered()
+        self._ask(self._get_running_core(), command, answer)
         return answer
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
@@ -130,10 +126,12 @@ class Engine:
             self._core.abort_requests(tuple(request_ids))
 
     def take_snapshot(self) -> Future[EngineSnapshot] | None:
-        """Ask for a look at the scheduler; None unless the engine is ready. If it dies, the future gets nothing."""
+        """Ask for a look at the scheduler; None unless the engine is ready. Fails as ask's answer does."""
         if self._core is None or self._state.phase is not EnginePhase.READY:
             return None
-        return self._core.take_snapshot()
+        answer: Future[EngineSnapshot] = Future()
+        self._ask(self._core, TakeSnapshot(), answer)
+        return answer
 
     def seconds_since_progress(self) -> float:
         """Age of the last finished step while there is work in hand, else 0."""
@@ -157,6 +155,13 @@ class Engine:
         if core is None or state.phase is not EnginePhase.READY:
             raise EngineDeadError(f"the engine is {state.phase}: {state.detail}")
         return core
+
+    def _ask(self, core: EngineCore, command: EngineCommand | TakeSnapshot, answer: Future[Any]) -> None:
+        self._unanswered.add(answer)
+        answer.add_done_callback(self._unanswered.discard)
+        core.ask(command, answer)
+        if self._state.phase is not EnginePhase.READY:  # it ended meanwhile, perhaps without seeing this
+            self._fail_unanswered()
 
     def _fail_unanswered(self) -> None:
         for answer in list(self._unanswered):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -110,13 +109,7 @@ class EngineSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Ask the engine's thread for a snapshot, between two steps.
-
-    Attributes:
-        future: Gets it. Never, if the engine ends first: whoever waits must know when to give up.
-    """
-
-    future: Future[EngineSnapshot]
+    """What the engine's thread is asked for between two steps; the answer is an EngineSnapshot."""
 
 
 def _pick(owners: Sequence[int]) -> int:

@@ -133,12 +133,15 @@ class Admission:
         self.prompts.get_template()  # before the engine is asked: nothing to wait for where there is none
         return self._build_chat(wire, self._get_terms(principal))
 
-    async def admit_completion(self, wire: CompletionRequest, principal: Principal = ANYBODY) -> Admitted:
+    async def admit_completion(
+        self, wire: CompletionRequest, principal: Principal = ANYBODY, *, is_aside: bool = False
+    ) -> Admitted:
         """Admit a completion: ``n`` choices a prompt.
 
         Args:
             wire: What was sent.
             principal: Who sent it.
+            is_aside: It will not run, and is to hold up none that will.
 
         Raises:
             RequestError: Unknown model, a priority where there are none, engine not ready, a prompt that does not fit,
@@ -147,9 +150,12 @@ class Admission:
         self._check_fields(wire)
         terms = self._get_terms(principal)
         num_chars = sum(len(prompt) for prompt in wire.prompt if isinstance(prompt, str))
-        return await self.threads.run(num_chars, self._build_completion, wire, terms)
+        run = self.threads.run_aside if is_aside else self.threads.run
+        return await run(num_chars, self._build_completion, wire, terms)
 
-    async def admit_chat(self, wire: ChatRequest, principal: Principal = ANYBODY) -> Admitted:
+    async def admit_chat(
+        self, wire: ChatRequest, principal: Principal = ANYBODY, *, is_aside: bool = False
+    ) -> Admitted:
         """Admit a chat request; arguments as admit_completion.
 
         Raises:
@@ -157,7 +163,8 @@ class Admission:
         """
         self._check_fields(wire)
         self.prompts.get_template()
-        return await self.threads.run(count_chars(wire.messages), self._build_chat, wire, self._get_terms(principal))
+        run = self.threads.run_aside if is_aside else self.threads.run
+        return await run(count_chars(wire.messages), self._build_chat, wire, self._get_terms(principal))
 
     def check_model(self, name: str | None) -> None:
         """Check that a request means the model that is served.

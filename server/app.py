@@ -29,7 +29,7 @@ from server.errors import (
 )
 from server.http.http_metrics import HttpMetrics, HttpMetricsMiddleware
 from server.http.limits import BodyLimitMiddleware, LastCatchMiddleware, RequestLabelMiddleware
-from server.lifecycle.drain import DrainGate, DrainMiddleware
+from server.lifecycle.drain import Drain, DrainMiddleware
 from server.logs.http_log import HttpLogMiddleware
 from server.logs.http_record import note_disconnect
 from server.logs.request_log import RequestLog
@@ -85,7 +85,7 @@ def create_app(
     admission: Admission,
     metrics: Metrics,
     settings: AppSettings,
-    gate: DrainGate | None = None,
+    drain: Drain | None = None,
     request_log: RequestLog | None = None,
     status_sources: StatusSources | None = None,
 ) -> FastAPI:
@@ -96,14 +96,14 @@ def create_app(
         admission: Turns wire requests into engine requests; its threads are closed when the app shuts down.
         metrics: Shown at /metrics, told of unknown fields.
         settings: What it says of itself and how strict it is.
-        gate: Closed by whoever drains the server; None = nobody ever does.
+        drain: Begun by whoever ends the server; None = nobody ever does.
         request_log: Told of each request that ends; None = one that traces nothing.
         status_sources: What /status shows beside them; None = nothing yet.
 
     Returns:
         The application. ``state.status_feed`` is to be closed before it is asked to end: it streams for ever.
     """
-    gate = gate or DrainGate()
+    drain = drain or Drain()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -130,7 +130,7 @@ def create_app(
         figures=metrics,
         sources=status_sources or StatusSources(),
         about=About(name, settings.version, time.time()),
-        gate=gate,
+        drain=drain,
     )
     for router in (
         completions.build_router(route),
@@ -140,7 +140,7 @@ def create_app(
         models.build_router(engine_client=engine_client, served_model_name=name, created=int(time.time())),
         ops.build_router(
             engine_client=engine_client,
-            gate=gate,
+            drain=drain,
             metrics=metrics,
             version=settings.version,
             system_fingerprint=settings.system_fingerprint,
@@ -157,8 +157,8 @@ def create_app(
     ):
         app.include_router(router)
     _add_error_handlers(app)
-    _add_middleware(app, overload, gate, settings.access, metrics, request_log or RequestLog())
-    app.openapi = create_openapi(app)  # type: ignore[method-assign]
+    _add_middleware(app, overload, drain, settings.access, metrics, request_log or RequestLog())
+    app.openapi = create_openapi(app, has_keys=settings.access.keys is not None)  # type: ignore[method-assign]
     return app
 
 
@@ -178,13 +178,13 @@ def _create_generation_route(
 
 
 def _add_middleware(
-    app: FastAPI, overload: Gate, drain: DrainGate, access: Access, metrics: Metrics, request_log: RequestLog
+    app: FastAPI, overload: Gate, drain: Drain, access: Access, metrics: Metrics, request_log: RequestLog
 ) -> None:
     # The last one added is the outermost.
     app.add_middleware(PermitMiddleware, gate=overload)
     app.add_middleware(LastCatchMiddleware)
     app.add_middleware(BodyLimitMiddleware)
-    app.add_middleware(DrainMiddleware, gate=drain, on_refused=lambda: metrics.count_rejection("draining"))
+    app.add_middleware(DrainMiddleware, drain=drain, on_refused=lambda: metrics.count_rejection("draining"))
     add_access_middleware(app, access, metrics)
     app.add_middleware(RequestLabelMiddleware)
     app.add_middleware(HttpLogMiddleware, request_log=request_log)

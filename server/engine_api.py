@@ -46,7 +46,7 @@ class EngineHandle(Protocol):
         """Ask for a look at the requests and blocks, after the current step; None unless the engine is ready.
 
         Returns:
-            Gets it; never, if the engine dies first.
+            Gets it, or an EngineDeadError if the engine ends first.
         """
 
     def seconds_since_progress(self) -> float:

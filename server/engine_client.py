@@ -64,7 +64,7 @@ class EngineClient(ABC):
         """Ask for a look at the requests and blocks, between two steps; None unless the engine is ready.
 
         Returns:
-            Gets it; never, if the engine dies first.
+            Gets it, or an EngineDeadError if the engine ends first.
         """
 
     @abstractmethod

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from engine_core import EnginePhase
-from server.engine_client import MAX_HEARTBEAT_AGE_S, EngineClient
-from server.lifecycle.drain import DrainGate
+from server.engine_client import EngineClient
+from server.lifecycle.drain import Drain
+from server.readiness import assess_readiness
 
 
-def read_engine_gauges(engine_client: EngineClient, gate: DrainGate) -> dict[str, float]:
+def read_engine_gauges(engine_client: EngineClient, drain: Drain) -> dict[str, float]:
     """Return gauges by name, as they are now.
 
     Args:
         engine_client: Asked.
-        gate: Closed, it makes the server not ready.
+        drain: Begun, it makes the server not ready.
     """
-    age_s = engine_client.seconds_since_progress()
-    is_fine = engine_client.state.phase is EnginePhase.READY and age_s <= MAX_HEARTBEAT_AGE_S
     return {
-        "pointsman:ready": is_fine and gate.refusal is None,
-        "pointsman:seconds_since_progress": age_s,
+        "pointsman:ready": assess_readiness(engine_client, drain).is_ready,
+        "pointsman:seconds_since_progress": engine_client.seconds_since_progress(),
         "pointsman:num_live_requests": engine_client.num_live,
     }

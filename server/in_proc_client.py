@@ -60,7 +60,12 @@ class InProcEngineClient(EngineClient):
 
     def take_snapshot(self) -> asyncio.Future[EngineSnapshot] | None:
         future = self._engine.take_snapshot()
-        return None if future is None else asyncio.wrap_future(future)
+        if future is None:
+            return None
+        snapshot = asyncio.wrap_future(future)
+        # Whoever asked may have given up by the time the engine ends; asyncio would log that as a failure.
+        snapshot.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return snapshot
 
     def get_record(self, request_id: str) -> RequestRecord | None:
         return self._processor.get_record(request_id)

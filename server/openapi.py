@@ -16,9 +16,11 @@ from pydantic import BaseModel
 
 from server import reply_types as reply
 from server import wire_types
+from server.access.auth import required_scope
 from server.errors import ERROR_TABLE, ErrorKind
 
 _REF = "#/components/schemas/{model}"
+_KEY_SCHEME = "apiKey"
 _JSON, _EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
 # Of every path, before any route is looked at.
 _ALWAYS = (
@@ -41,7 +43,8 @@ _OVERLOAD = (
     ErrorKind.CANCELLED,
 )
 _GENERATING = tuple(kind for kind in ErrorKind if kind not in _NEVER)
-_WITH_BODY = tuple(kind for kind in _GENERATING if kind not in _OVERLOAD)
+# Text work waits for no place, but it is one of its key's requests.
+_WITH_BODY = tuple(kind for kind in _GENERATING if kind not in _OVERLOAD or kind is ErrorKind.RATE_LIMITED)
 _FIELDS = (
     ErrorKind.MALFORMED_BODY,
     ErrorKind.INVALID_VALUE,
@@ -106,23 +109,28 @@ class UndocumentedError(Exception):
     """A route has no row in the table, or a body that wire_types.py does not know."""
 
 
-def create_openapi(app: FastAPI) -> Callable[[], dict[str, Any]]:
+def create_openapi(app: FastAPI, *, has_keys: bool) -> Callable[[], dict[str, Any]]:
     """Return what builds the document, once; to be put in place of ``app.openapi``.
 
     Args:
         app: With all its routes.
+        has_keys: It asks for API keys.
     """
 
     def build() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = build_document(app)
+            app.openapi_schema = build_document(app, has_keys=has_keys)
         return app.openapi_schema
 
     return build
 
 
-def build_document(app: FastAPI) -> dict[str, Any]:
+def build_document(app: FastAPI, *, has_keys: bool = False) -> dict[str, Any]:
     """Return the document of an application's routes.
+
+    Args:
+        app: With all its routes.
+        has_keys: It asks for API keys: the document says where, and pages that are made of it ask for one.
 
     Raises:
         UndocumentedError: A route is not documented.
@@ -136,6 +144,11 @@ def build_document(app: FastAPI) -> dict[str, Any]:
             operation["responses"] = _build_responses(_TABLE[path], schemas)
             _add_body(operation, schemas)
     document["components"] = {"schemas": dict(sorted(schemas.items()))}
+    if has_keys:
+        document["components"]["securitySchemes"] = {_KEY_SCHEME: {"type": "http", "scheme": "bearer"}}
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
+                operation["security"] = [{_KEY_SCHEME: []}] if required_scope(path) is not None else []
     return document
 
 

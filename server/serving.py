@@ -27,7 +27,7 @@ from server.http.connection import HttpTimeouts
 from server.http.listener import listen
 from server.in_proc_client import InProcEngineClient
 from server.lifecycle.daemon import Daemon, DaemonHooks, DaemonSettings
-from server.lifecycle.drain import DrainGate
+from server.lifecycle.drain import Drain
 from server.logs.log_output import exit_process
 from server.logs.request_log import RequestLog
 from server.logs.tracing import Tracer, open_tracer
@@ -75,7 +75,7 @@ class Service:
         loaded: The model.
         client: Of its engine, not yet started.
         app: The application over it.
-        gate: Which the application's requests for generations pass.
+        drain: Of the application's requests for generations.
         metrics: What the application shows at /metrics.
         status_sources: What it shows at /status beside them.
     """
@@ -83,7 +83,7 @@ class Service:
     loaded: LoadedModel
     client: InProcEngineClient
     app: FastAPI
-    gate: DrainGate
+    drain: Drain
     metrics: ServerMetrics
     status_sources: StatusSources
 
@@ -158,7 +158,7 @@ def _serve(
     daemon = Daemon(
         client=service.client,
         app=service.app,
-        gate=service.gate,
+        drain=service.drain,
         sock=sock,
         report=report,
         hooks=DaemonHooks(
@@ -232,8 +232,8 @@ def build_service(
     metrics = ServerMetrics(loaded.name, max_model_len=loaded.config.model.max_model_len)
     sources = StatusSources()
     client = create_client(loaded, StepListeners(metrics, sources.history))
-    gate = DrainGate()
-    metrics.watch(functools.partial(read_engine_gauges, client, gate))
+    drain = Drain()
+    metrics.watch(functools.partial(read_engine_gauges, client, drain))
     app = create_app(
         engine_client=client,
         admission=_create_admission(loaded, client),
@@ -248,11 +248,11 @@ def build_service(
             access=access or Access(),
             limits=config.to_limits(loaded.config.scheduler) if is_shared else Limits(),
         ),
-        gate=gate,
+        drain=drain,
         request_log=RequestLog(tracer),
         status_sources=sources,
     )
-    return Service(loaded, client, app, gate, metrics, sources)
+    return Service(loaded, client, app, drain, metrics, sources)
 
 
 def open_model(config: ServerConfig, model: ResolvedModel) -> LoadedModel:

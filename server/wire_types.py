@@ -22,6 +22,8 @@ MAX_LOGPROBS = 20
 MAX_N = 128
 MAX_CHOICES = 256
 MAX_ABORTED_IDS = 1000
+# Of what an operator may set while serving: above it a number is a slip of the keyboard.
+MAX_LIMIT = 2**31 - 1
 _MAX_SALT_CHARS = 256
 
 
@@ -253,16 +255,16 @@ class DetokenizeRequest(Wire):
 class LimitsRequest(Wire):
     """POST /admin/limits. What is left out stays as it is."""
 
-    max_num_seqs: Annotated[int, Field(ge=1)] | None = Field(
+    max_num_seqs: Annotated[int, Field(ge=1, le=MAX_LIMIT)] | None = Field(
         None, description="Requests running at once. Lowered, those that run go on; never above the start's."
     )
-    max_num_batched_tokens: Annotated[int, Field(ge=1)] | None = Field(
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=MAX_LIMIT)] | None = Field(
         None, description="Tokens a step; never above the start's."
     )
-    max_queued_requests: Annotated[int, Field(ge=0)] | None = Field(
+    max_queued_requests: Annotated[int, Field(ge=0, le=MAX_LIMIT)] | None = Field(
         None, description="Requests that may wait beyond those that run; 0 = any number."
     )
-    max_queued_tokens: Annotated[int, Field(ge=0)] | None = Field(
+    max_queued_tokens: Annotated[int, Field(ge=0, le=MAX_LIMIT)] | None = Field(
         None, description="Prompt tokens that may wait; 0 = any number."
     )
 

@@ -24,6 +24,8 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _KEY = re.compile(r"[!-+\--~]+", re.ASCII)
 _HEX = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 _KEY_BYTES = 32
+# Compared with where no key is: no key has it.
+_NO_DIGEST = bytes(hashlib.sha256().digest_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,10 @@ class KeyRing:
 
     def __init__(self, keys: Sequence[ApiKey] = (), *, shares_prefix_cache: bool = False) -> None:
         self._shares_prefix_cache = shares_prefix_cache
-        self._entries: tuple[tuple[bytes, Principal], ...] = ()
+        # The place of a digest in the table follows from a secret that ends with this process: how long a look-up takes
+        # tells nothing of the digests beside it to whoever knows what he sends.
+        self._secret = secrets.token_bytes(_KEY_BYTES)
+        self._entries: dict[bytes, tuple[bytes, Principal]] = {}
         self.replace(keys)
 
     def __len__(self) -> int:
@@ -73,24 +78,27 @@ class KeyRing:
             DuplicateKeyError: One of them stands there twice; the old ones stay.
         """
         digests: set[bytes] = set()
-        entries = []
+        entries = {}
         for number, key in enumerate(keys, start=1):
             if key.digest in digests:
                 raise DuplicateKeyError(f"the key {key.name or f'no. {number}'} stands there twice; remove one of them")
             digests.add(key.digest)
             salt = "" if self._shares_prefix_cache else derive_key_salt(key.digest)
-            entries.append((key.digest, Principal(key.name or f"key{number}", key.scopes, salt)))
-        self._entries = tuple(entries)
+            principal = Principal(key.name or f"key{number}", key.scopes, salt)
+            entries[self._find_place(key.digest)] = (key.digest, principal)
+        self._entries = entries
 
     def find(self, key: bytes) -> Principal | None:
-        """Return who holds a key, or None. It takes as long for one that is wrong as for one that is right."""
+        """Return who holds a key, or None. It takes as long for one that is wrong as for one that is right.
+
+        However many there are, one is compared: a thousand, one by one, took 47 to 182 us of every request.
+        """
         digest = hashlib.sha256(key).digest()
-        found = None
-        for known, principal in self._entries:
-            # All of them, always: where the loop ended would tell which one was right.
-            if hmac.compare_digest(known, digest):
-                found = principal
-        return found
+        known, principal = self._entries.get(self._find_place(digest), (_NO_DIGEST, None))
+        return principal if hmac.compare_digest(known, digest) else None
+
+    def _find_place(self, digest: bytes) -> bytes:
+        return hashlib.blake2b(digest, key=self._secret, digest_size=_KEY_BYTES).digest()
 
 
 def parse_api_key(text: str) -> ApiKey:

@@ -67,6 +67,7 @@ class FileWatch:
         self._files = files
         self._interval_s = interval_s
         self._timer: asyncio.TimerHandle | None = None
+        self._look: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin, on the running loop; without files there is nothing to begin, and SIGHUP keeps its usual meaning."""
@@ -83,6 +84,8 @@ class FileWatch:
             return
         self._timer.cancel()
         self._timer = None
+        if self._look is not None:
+            self._look.cancel()
         with contextlib.suppress(ValueError, RuntimeError):
             asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
 
@@ -92,18 +95,22 @@ class FileWatch:
             each.take_change()
             _reload(each)
 
-    def reload_changed(self) -> None:
+    async def reload_changed(self) -> None:
         """Read again what has changed."""
-        for each in self._files:
-            if each.take_change():
-                _reload(each)
+        # A disk of the network may take its time to say so, and nobody's answer is to wait for it.
+        for each in await asyncio.to_thread(self._take_changes):
+            _reload(each)
+
+    def _take_changes(self) -> list[WatchedFiles]:
+        return [each for each in self._files if each.take_change()]
 
     def _schedule(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._tick)
 
     def _tick(self) -> None:
         self._schedule()
-        self.reload_changed()
+        if self._look is None or self._look.done():  # else a disk does not answer: one thread that waits is enough
+            self._look = asyncio.create_task(self.reload_changed())
 
 
 def _reload(files: WatchedFiles) -> None:

@@ -21,7 +21,7 @@ from server.exit_codes import ExitCode
 from server.http.connection import HttpTimeouts
 from server.http.listener import create_http_server
 from server.in_proc_client import InProcEngineClient
-from server.lifecycle.drain import DrainGate
+from server.lifecycle.drain import Drain
 from server.lifecycle.engine_run import EngineRun
 from server.lifecycle.watchdog import Watchdog, WatchdogHooks, dump_stacks
 from server.startup_report import StartupReport
@@ -71,7 +71,7 @@ class Daemon:
     Args:
         client: Not yet started.
         app: The ASGI application over it.
-        gate: Which the app's requests for generations pass.
+        drain: Of the app's requests for generations.
         sock: Listening.
         report: Hears of loading and of the end.
         hooks: Who hears of the rest.
@@ -84,7 +84,7 @@ class Daemon:
         *,
         client: InProcEngineClient,
         app: ASGIApp,
-        gate: DrainGate,
+        drain: Drain,
         sock: socket.socket,
         report: StartupReport,
         hooks: DaemonHooks,
@@ -94,7 +94,7 @@ class Daemon:
         self._client = client
         self._engine = EngineRun(client, report, on_ready=self._take_ready, on_dead=self._take_death)
         self._http = create_http_server(app, grace_s=_CLOSE_S, on_refusal=hooks.on_refusal, timeouts=settings.http)
-        self._gate = gate
+        self._drain = drain
         self._sock = sock
         self._report = report
         self._hooks = hooks
@@ -156,14 +156,15 @@ class Daemon:
     async def _wind_down(self) -> None:
         """Let clients have what they still can get."""
         if self._code is ExitCode.OK:
-            if not await self._gate.wait_empty(self._settings.drain_timeout_s):
+            if not await self._drain.wait_empty(self._settings.drain_timeout_s):
                 self._client.fail_all("The server is shutting down; ask again.")
-                await self._gate.wait_empty(_FLUSH_S)
+                await self._drain.wait_empty(_FLUSH_S)
         elif self._engine.is_dead and self._engine.was_ready:
             await asyncio.sleep(self._settings.linger_s)
 
     async def _stop_http(self, serving: asyncio.Task[None]) -> None:
         cut = asyncio.get_running_loop().call_later(_FLUSH_S, self._http.cut_connections)
+        self._drain.stop_reading(_build_refusal())
         self._end_streams()
         self._http.should_exit = True
         await serving
@@ -199,9 +200,8 @@ class Daemon:
             self._report.line("Stopping at once.")
             self._hard_exit(ExitCode.INTERRUPTED)
         elif not self._has_ended:
-            refusal = "The server is shutting down and takes no more requests; ask again, here or elsewhere."
-            self._gate.close(RequestError(refusal, kind=ErrorKind.DRAINING))
-            self._report.stopping(self._gate.num_inside, self._settings.drain_timeout_s)
+            self._drain.begin(_build_refusal())
+            self._report.stopping(self._drain.num_in_hand, self._settings.drain_timeout_s)
             self._finish(ExitCode.OK)
 
     def _take_ready(self, state: EngineState) -> None:
@@ -214,10 +214,15 @@ class Daemon:
     def _take_stuck(self, what: str) -> None:
         message = f"{what} This server ends, and may be started anew: ask again in a moment."
         self._report.line(f"pointsman: {what}")
-        self._gate.close(RequestError(message, kind=ErrorKind.ENGINE_STUCK))
+        self._drain.begin(RequestError(message, kind=ErrorKind.ENGINE_STUCK))
         self._client.fail_all(message, EngineStuckError)
         self._finish(ExitCode.STUCK)
 
     @property
     def _has_ended(self) -> bool:
         return self._end is not None and self._end.is_set()
+
+
+def _build_refusal() -> RequestError:
+    message = "The server is shutting down and takes no more requests; ask again, here or elsewhere."
+    return RequestError(message, kind=ErrorKind.DRAINING)

@@ -1,95 +1,167 @@
-"""The gate that every request for a generation passes: closed, it lets none in and tells when the last one is done.
+"""Drain: the end of serving. Once begun it lets in no request for a generation, and tells when the last is answered.
 
-Pure ASGI, on the event loop's thread. Knows no engine; why it closes is its owner's business.
+Pure ASGI, on the event loop's thread. Knows no engine; why it begins is its owner's business.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import RequestError, build_error_response
 from server.generation import GENERATING_PATHS
 
 
-class DrainGate:
-    """Counts the requests inside: from a request's head to the last byte of its answer.
+class Drain:
+    """Counts the requests in hand: from a request's last byte to the last byte of its answer.
+
+    Not from its head on: a body that never comes would be waited for until the drain's patience ends, for nobody.
 
     Attributes:
-        refusal: What newcomers are told; None = the gate is open.
+        refusal: What newcomers are told; None = it has not begun.
     """
 
     def __init__(self) -> None:
         self.refusal: RequestError | None = None
-        self._num_inside = 0
+        self._num_in_hand = 0
         self._is_empty = asyncio.Event()
         self._is_empty.set()
+        self._has_stopped_reading = False
+        self._waits: set[asyncio.Timeout] = set()
 
     @property
-    def num_inside(self) -> int:
-        """Requests that have been let in and are not done."""
-        return self._num_inside
+    def num_in_hand(self) -> int:
+        """Requests that have arrived and are not answered."""
+        return self._num_in_hand
 
-    def close(self, refusal: RequestError) -> None:
-        """Let nobody in from now on; once closed, only the reason may change.
+    def begin(self, refusal: RequestError) -> None:
+        """Let nobody in from now on; once begun, only the reason may change.
 
         Args:
-            refusal: What newcomers are told.
+            refusal: What newcomers are told, among them those whose body is still on its way.
         """
         self.refusal = refusal
 
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Be inside."""
-        self._num_inside += 1
+    def stop_reading(self, refusal: RequestError) -> None:
+        """Wait for no byte of any body from now on: connections are about to be closed.
+
+        Args:
+            refusal: What the senders are told, unless the drain has begun with another.
+        """
+        self.refusal = self.refusal or refusal
+        self._has_stopped_reading = True
+        for wait in self._waits:
+            wait.reschedule(0.0)
+        self._waits.clear()
+
+    def enter(self) -> None:
+        """Be in hand."""
+        self._num_in_hand += 1
         self._is_empty.clear()
-        try:
-            yield
-        finally:
-            self._num_inside -= 1
-            if not self._num_inside:
-                self._is_empty.set()
+
+    def leave(self) -> None:
+        """Be so no longer."""
+        self._num_in_hand -= 1
+        if not self._num_in_hand:
+            self._is_empty.set()
 
     async def wait_empty(self, timeout_s: float) -> bool:
-        """Wait until nobody is inside, but not longer than this; return whether that is so."""
+        """Wait until nobody is in hand, but not longer than this; return whether that is so."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._is_empty.wait()
-        return not self._num_inside
+        return not self._num_in_hand
+
+    async def read(self, receive: Receive) -> Message:
+        """Return the next part of a body.
+
+        Raises:
+            RequestError: Nobody waits for it any more.
+        """
+        # Set off by stop_reading(); a task of its own for each part would cost more.
+        wait = asyncio.timeout(0.0 if self._has_stopped_reading else None)
+        try:
+            async with wait:
+                self._waits.add(wait)
+                return await receive()
+        except TimeoutError:
+            if self.refusal is None or not wait.expired():
+                raise
+            raise self.refusal from None
+        finally:
+            self._waits.discard(wait)
 
 
 class DrainMiddleware:
-    """Keeps the gate.
+    """Keeps account for a drain.
 
     Args:
         app: What answers.
-        gate: Which its owner closes.
-        on_refused: Called for each request that finds it closed.
+        drain: Which its owner begins.
+        on_refused: Called for each request for a generation that comes too late.
     """
 
-    def __init__(self, app: ASGIApp, gate: DrainGate, on_refused: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, app: ASGIApp, drain: Drain, on_refused: Callable[[], None] = lambda: None) -> None:
         self._app = app
-        self._gate = gate
+        self._drain = drain
         self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
         # Whatever else a server answers takes no time worth waiting for, and operators ask it to the end.
         # The router takes a line feed at the end of a path for nothing.
-        if scope["type"] != "http" or scope["path"].removesuffix("\n") not in GENERATING_PATHS:
-            await self._app(scope, receive, send)
-        elif self._gate.refusal is not None:
+        is_counted = scope["path"].removesuffix("\n") in GENERATING_PATHS
+        if is_counted and self._drain.refusal is not None:
             self._on_refused()
-            await _read_to_end(receive)
-            await build_error_response(self._gate.refusal)(scope, receive, send)
-        else:
-            with self._gate.hold():
-                await self._app(scope, receive, send)
+            await _read_to_end(self._drain, receive)
+            await build_error_response(self._drain.refusal)(scope, receive, send)
+            return
+        arrival = _Arrival(self._drain, receive, is_counted=is_counted, on_refused=self._on_refused)
+        try:
+            await self._app(scope, arrival.receive, send)
+        finally:
+            arrival.end()
 
 
-async def _read_to_end(receive: Receive) -> None:
+class _Arrival:
+    """One request that was let in while there was no drain: in hand once its body has come, if there is none still."""
+
+    def __init__(self, drain: Drain, receive: Receive, *, is_counted: bool, on_refused: Callable[[], None]) -> None:
+        self._drain = drain
+        self._receive = receive
+        self._is_counted = is_counted
+        self._on_refused = on_refused
+        self._has_arrived = False
+        self._is_in_hand = False
+
+    async def receive(self) -> Message:
+        if self._has_arrived:
+            return await self._receive()
+        message = await self._drain.read(self._receive)
+        self._has_arrived = not message.get("more_body", False)  # or its client has left
+        if self._has_arrived and self._is_counted and message["type"] == "http.request":
+            self._be_counted()
+        return message
+
+    def _be_counted(self) -> None:
+        if self._drain.refusal is not None:
+            self._on_refused()
+            raise self._drain.refusal
+        self._drain.enter()
+        self._is_in_hand = True
+
+    def end(self) -> None:
+        if self._is_in_hand:
+            self._drain.leave()
+
+
+async def _read_to_end(drain: Drain, receive: Receive) -> None:
     # A connection that is closed upon unread bytes is reset, and the client may never see the answer.
-    while (await receive()).get("more_body", False):
-        pass
+    with suppress(RequestError):
+        while (await drain.read(receive)).get("more_body", False):
+            pass

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from engine_core import EnginePhase, EngineState
 from server.exit_codes import ExitCode, code_of_failure
 from server.in_proc_client import InProcEngineClient
 from server.startup_report import StartupReport
+
+logger = logging.getLogger(__name__)
 
 _STOP_S = 5.0
 
@@ -76,5 +79,12 @@ class EngineRun:
             self._on_ready(state)
         elif state.phase is EnginePhase.DEAD:
             what = "The engine has died" if self.was_ready else "The model cannot be loaded"
-            self._report.line(f"{what}: {state.detail}")
+            self._tell_failure(f"{what}: {state.detail}")
             self._on_dead()
+
+    def _tell_failure(self, text: str) -> None:
+        # Where the report goes into a log it is so much information: whoever is called by errors would not be called.
+        if self._report.is_terminal:
+            self._report.line(text)
+        else:
+            logger.error("%s", text)

@@ -136,8 +136,8 @@ class Watchdog:
 
     def _say(self) -> str:
         if self._engine.stalled_s >= self._loop.stalled_s:
-            return f"A step of the engine has not come to an end for {self._engine.stalled_s:.0f} s."
-        return f"The server's event loop has not moved for {self._loop.stalled_s:.0f} s."
+            return f"A step of the engine has not come to an end for {_format(self._engine.stalled_s)}."
+        return f"The server's event loop has not moved for {_format(self._loop.stalled_s)}."
 
     def _post(self, callback: Callable[[], None]) -> None:
         try:
@@ -158,6 +158,10 @@ class Watchdog:
         self._post(lambda: self._hooks.on_stuck(sentence))
         if not self._stopped.wait(GRACE_S):
             self._hooks.end_process(ExitCode.STUCK)
+
+
+def _format(duration_s: float) -> str:
+    return f"{duration_s:.0f} s" if duration_s >= 10 else f"{duration_s:.1f} s"
 
 
 def dump_stacks() -> None:

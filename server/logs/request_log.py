@@ -73,7 +73,7 @@ class RequestEnd(LogEvent):
             "error_param": error.param[:_MAX_WORD_CHARS] if error is not None and error.param else None,
             "model": answer.model if answer is not None else None,
             "stream": answer.is_stream if answer is not None else None,
-            "n": len(record.requests),
+            "n": len(record.requests) or None,
             "finish_reason": join_reasons(record),
             "input_tokens": record.num_input_tokens,
             "cached_tokens": record.num_cached_tokens,

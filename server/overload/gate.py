@@ -74,10 +74,11 @@ class Gate:
         self._metrics = metrics
         self._keys = KeyLimits()
         self._permits: set[Permit] = set()
+        self._aside: set[Permit] = set()
 
     @property
     def num_permits(self) -> int:
-        """Clients' requests that have been let in and not been answered to the end."""
+        """Clients' requests for the engine that have been let in and not been answered to the end."""
         return len(self._permits)
 
     def read_gauges(self) -> dict[str, float]:
@@ -113,26 +114,32 @@ class Gate:
         return counts
 
     # ------------------------------------------------------------------ the permits'
-    def let_in(self, permit: Permit) -> None:
+    def let_in(self, permit: Permit, *, is_aside: bool) -> None:
         """Count a request in, before its body is read.
+
+        Args:
+            permit: Its.
+            is_aside: It will not wait for the engine, so it may come in when the queue is full.
 
         Raises:
             Refusal: The queue is full, or its key has too many.
         """
         key_id, limits = permit.principal.key_id, self.limits
-        self.check_requests(1)
+        if not is_aside:
+            self.check_requests(1)
         if 0 < limits.max_requests_per_key <= self._keys.count_in_hand(key_id):
             raise self.refuse(build_key_concurrency(limits.max_requests_per_key, self.estimate_s()))
         per_minute = limits.max_requests_per_minute
         wait_s = self._keys.try_take(key_id, self.clock(), per_minute=per_minute)
         if wait_s:
             raise self.refuse(build_key_rate(per_minute, bound_retry_after_s(wait_s)))
-        self._permits.add(permit)
+        (self._aside if is_aside else self._permits).add(permit)
 
     def let_out(self, permit: Permit) -> None:
         """Count a request out; one that was not counted in is none."""
-        if permit in self._permits:
-            self._permits.remove(permit)
+        if permit in self._permits or permit in self._aside:
+            self._permits.discard(permit)
+            self._aside.discard(permit)
             self._keys.give_back(permit.principal.key_id, per_minute=self.limits.max_requests_per_minute)
 
     def check_requests(self, num_requests: int) -> None:
@@ -217,8 +224,16 @@ class Permit:
         Raises:
             Refusal: The server is full, or the key has too many requests.
         """
-        self._gate.let_in(self)
+        self._gate.let_in(self, is_aside=False)
         self._let_in_at = self._gate.clock()
+
+    def enter_aside(self) -> None:
+        """Be let in for what the engine has no part in: it counts against the key, but not against the queue.
+
+        Raises:
+            Refusal: The key has too many requests.
+        """
+        self._gate.let_in(self, is_aside=True)
 
     def reserve(self, num_requests: int, num_chars: int) -> None:
         """Take a place for all choices at once, before their prompts are tokenised.

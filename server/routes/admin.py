@@ -95,7 +95,11 @@ async def _ask(engine_client: EngineClient, command: EngineCommand) -> bool:
     with suppress(TimeoutError):
         async with asyncio.timeout(_ANSWER_S):
             return await engine_client.command(command)
-    message = f"The engine has not come to it within {_ANSWER_S:g} s, and nothing was changed; ask again."
+    # It is taken back, but not where the engine has begun with it meanwhile.
+    message = (
+        f"The engine has not answered within {_ANSWER_S:g} s, and was told to leave it, but may have begun; ask again: "
+        "doing it twice does no harm."
+    )
     raise RequestError(message, kind=ErrorKind.NOT_READY)
 
 

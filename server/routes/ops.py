@@ -7,10 +7,11 @@ from typing import Any, Protocol
 from fastapi import APIRouter, Response
 
 from engine_core import EnginePhase, EngineState
-from server.engine_client import MAX_HEARTBEAT_AGE_S, EngineClient
+from server.engine_client import EngineClient
 from server.errors import ErrorKind, RequestError, build_error_body
 from server.json_text import encode_json
-from server.lifecycle.drain import DrainGate
+from server.lifecycle.drain import Drain
+from server.readiness import Readiness, assess_readiness
 from server.routes.probes import create_probe_router, probe
 
 
@@ -22,13 +23,13 @@ class MetricsPage(Protocol):
 
 
 def build_router(
-    *, engine_client: EngineClient, gate: DrainGate, metrics: MetricsPage, version: str, system_fingerprint: str
+    *, engine_client: EngineClient, drain: Drain, metrics: MetricsPage, version: str, system_fingerprint: str
 ) -> APIRouter:
     """Return the router of these endpoints.
 
     Args:
         engine_client: Its state is what the probes tell.
-        gate: Closed, it makes the server not ready.
+        drain: Begun, it makes the server not ready.
         metrics: What /metrics shows.
         version: Of this server.
         system_fingerprint: As in replies.
@@ -41,13 +42,14 @@ def build_router(
         """Tell whether the process can still serve; load never changes it."""
         state = engine_client.state
         if state.phase is EnginePhase.DEAD:
-            return _build_status(state, "The engine has died; restart the server.", ErrorKind.ENGINE_DEAD)
+            error = RequestError("The engine has died; restart the server.", kind=ErrorKind.ENGINE_DEAD)
+            return _build_status(state, error, state.phase.value)
         return _build_ok("ok")
 
     @probe(router, "/ready", "/readyz")
     async def get_ready() -> Response:
         """Tell whether requests should be sent here now; load never changes it."""
-        return _tell_readiness(engine_client, gate)
+        return _tell_readiness(engine_client.state, assess_readiness(engine_client, drain))
 
     @probe(router, "/ping", other_methods=("POST",))
     async def ping() -> Response:
@@ -69,30 +71,19 @@ def build_router(
     return router
 
 
-def _tell_readiness(engine_client: EngineClient, gate: DrainGate) -> Response:
-    state = engine_client.state
-    if gate.refusal is not None:
-        kind = gate.refusal.kind
-        return _build_status(state, gate.refusal.message, kind, status=kind.value)
-    if state.phase is EnginePhase.LOADING:
-        return _build_status(state, "The model is still loading.", ErrorKind.NOT_READY)
-    if state.phase is not EnginePhase.READY:
-        return _build_status(state, "The engine has stopped.", ErrorKind.ENGINE_DEAD)
-    age_s = engine_client.seconds_since_progress()
-    if age_s > MAX_HEARTBEAT_AGE_S:
-        message = f"The engine has work but has made no progress for {age_s:.1f} s."
-        return _build_status(state, message, ErrorKind.NOT_READY, status="stuck")
-    return _build_ok("ready")
+def _tell_readiness(state: EngineState, readiness: Readiness) -> Response:
+    if readiness.error is None:
+        return _build_ok(readiness.status)
+    return _build_status(state, readiness.error, readiness.status)
 
 
 def _build_ok(status: str) -> Response:
     return Response(encode_json({"status": status}), media_type="application/json")
 
 
-def _build_status(state: EngineState, message: str, kind: ErrorKind, *, status: str | None = None) -> Response:
-    error = RequestError(message, kind=kind)
+def _build_status(state: EngineState, error: RequestError, status: str) -> Response:
     body: dict[str, Any] = {
-        "status": status or state.phase.value,
+        "status": status,
         # Why the engine died is for the log: an exception's words tell of files and addresses. A ready one's tells how
         # its KV cache was sized, which is no reason not to be ready.
         "detail": "" if state.phase in (EnginePhase.DEAD, EnginePhase.READY) else state.detail,

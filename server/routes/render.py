@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.json_text import encode_long_json
 from server.openapi import describe_body
+from server.overload.middleware import get_permit
 from server.protocol import parse_chat, parse_completion
 from server.render_replies import describe_prompts
 from server.routes.generation import GenerationRoute
@@ -37,15 +38,17 @@ def build_router(route: GenerationRoute, *, served_model_name: str) -> APIRouter
     @router.post("/v1/completions/render", openapi_extra=describe_body(CompletionRequest))
     async def render_completion(request: Request) -> Response:
         """Return one engine request a prompt."""
+        get_permit(request.scope).enter_aside()
         wire = await route.reader.read(request, parse_completion)
-        admitted = await run_while_connected(request.receive, route.admission.admit_completion(wire))
+        admitted = await run_while_connected(request.receive, route.admission.admit_completion(wire, is_aside=True))
         return await respond(lambda: describe_prompts(admitted, wire, served_model_name))
 
     @router.post("/v1/chat/completions/render", openapi_extra=describe_body(ChatRequest))
     async def render_chat_completion(request: Request) -> Response:
         """Return the engine request that a conversation becomes."""
+        get_permit(request.scope).enter_aside()
         wire = await route.reader.read(request, parse_chat)
-        admitted = await run_while_connected(request.receive, route.admission.admit_chat(wire))
+        admitted = await run_while_connected(request.receive, route.admission.admit_chat(wire, is_aside=True))
         return await respond(lambda: describe_prompts(admitted, wire, served_model_name)[0])
 
     return router

@@ -11,6 +11,7 @@ from server.engine_client import EngineClient
 from server.json_text import encode_long_json
 from server.logprob_replies import show_token
 from server.openapi import describe_body
+from server.overload.middleware import get_permit
 from server.prompts import PromptBuilder, count_chars
 from server.protocol import parse_detokenize, parse_tokenize
 from server.request_reader import RequestReader
@@ -32,19 +33,21 @@ def build_router(*, reader: RequestReader, admission: Admission, engine_client: 
     @router.post("/tokenize", openapi_extra=describe_body(TokenizeRequest))
     async def tokenize(request: Request) -> Response:
         """Return the token ids of a prompt, as a generating endpoint would make them."""
+        get_permit(request.scope).enter_aside()
         wire = await reader.read(request, parse_tokenize)
         admission.check_model(wire.model)
         num_chars = len(wire.prompt or "") + count_chars(wire.messages or [])
         max_len = engine_client.state.max_model_len or None
-        work = threads.run(num_chars, _tokenize, prompts, wire, max_len)
+        work = threads.run_aside(num_chars, _tokenize, prompts, wire, max_len)
         return Response(await run_while_connected(request.receive, work), media_type="application/json")
 
     @router.post("/detokenize", openapi_extra=describe_body(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
         """Return the text of token ids."""
+        get_permit(request.scope).enter_aside()
         wire = await reader.read(request, parse_detokenize)
         admission.check_model(wire.model)
-        work = threads.run(len(wire.tokens), _detokenize, prompts, wire)
+        work = threads.run_aside(len(wire.tokens), _detokenize, prompts, wire)
         return Response(await run_while_connected(request.receive, work), media_type="application/json")
 
     return router

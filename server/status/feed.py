@@ -10,13 +10,15 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine_core import EnginePhase, EngineSnapshot
-from server.engine_client import MAX_HEARTBEAT_AGE_S, EngineClient
+from engine_core import EngineDeadError, EngineSnapshot
+from server.engine_client import EngineClient
 from server.errors import ErrorKind, RequestError
-from server.lifecycle.drain import DrainGate
+from server.lifecycle.drain import Drain
+from server.readiness import assess_readiness
 from server.sse import build_event
 from server.status.document import About, FigureSource, Present, build_blocks, build_document, read_figures
 from server.status.error_log import ErrorLog
@@ -61,7 +63,7 @@ class StatusFeed:
         figures: Where the figures of /metrics are read.
         sources: What happened so far.
         about: The server.
-        gate: Closed while the server drains.
+        drain: Begun, it is the server's phase.
         timing: When.
         clock: Seconds, monotonic.
 
@@ -76,7 +78,7 @@ class StatusFeed:
         figures: FigureSource,
         sources: StatusSources,
         about: About,
-        gate: DrainGate | None = None,
+        drain: Drain | None = None,
         timing: FeedTiming | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -84,7 +86,7 @@ class StatusFeed:
         self._figures = figures
         self._sources = sources
         self._about = about
-        self._gate = gate or DrainGate()
+        self._drain = drain or Drain()
         self._timing = timing or FeedTiming()
         self._clock = clock
         self._started = clock()
@@ -104,7 +106,7 @@ class StatusFeed:
         document = build_document(
             Present(
                 about=self._about,
-                phase=self._name_phase(),
+                phase=assess_readiness(client, self._drain).status,
                 state=client.state,
                 uptime_s=now - self._started,
                 stalled_s=client.seconds_since_progress(),
@@ -185,14 +187,8 @@ class StatusFeed:
         await asyncio.wait((asked,), timeout=self._timing.patience_s)
         if asked.done() and asked is self._asked:
             self._asked = None
-            self._snapshot, self._snapshot_time = asked.result(), self._clock()
-
-    def _name_phase(self) -> str:
-        """As /ready tells it: the engine's phase, but for a server that drains and for one that stands still."""
-        if self._gate.refusal is not None:
-            return self._gate.refusal.kind.value
-        phase, stalled_s = self._engine_client.state.phase, self._engine_client.seconds_since_progress()
-        return "stuck" if phase is EnginePhase.READY and stalled_s > MAX_HEARTBEAT_AGE_S else phase.value
+            with suppress(EngineDeadError):  # the last look stands; the phase tells that there will be no other
+                self._snapshot, self._snapshot_time = asked.result(), self._clock()
 
     def _get_key_ids(self, snapshot: EngineSnapshot | None) -> dict[str, str]:
         requests = () if snapshot is None else (*snapshot.running, *snapshot.waiting)

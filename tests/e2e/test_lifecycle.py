@@ -176,6 +176,24 @@ def test_a_second_signal_ends_it_at_once(model: str) -> None:
         assert stream.finish()[-1] != "[DONE]" and stream.is_cut
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize"])
+def test_a_body_that_never_comes_does_not_hold_up_the_end(model: str, path: str) -> None:
+    head = build_request(path, b"", headers={"Content-Length": "100", "Expect": "100-continue"})
+    with ServerProcess(model, *FLAGS) as server, socket.create_connection(("127.0.0.1", server.port), 10) as sock:
+        sock.sendall(head)
+        assert sock.recv(100).startswith(b"HTTP/1.1 100"), "its body is waited for"
+        sock.sendall(b'{"prompt":')
+        started = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        reply = read_reply(sock)
+        assert time.monotonic() - started < 1, "nothing else is in hand"
+        assert wait_for_exit(server) == 0
+        # A process with torch in it takes a second to go, or three on a busy machine; a drain, thirty.
+        assert time.monotonic() - started < 10
+    assert (reply.status, reply.headers["connection"], reply.read_error()["code"]) == (503, "close", "draining")
+    assert "Traceback" not in server.output and "Cancel" not in server.output
+
+
 # ---------------------------------------------------------------------- clients that keep it waiting
 def test_slow_clients_lose_their_connections_and_nobody_else_anything(model: str) -> None:
     patience = ("--stream-write-timeout-s", "1", "--request-read-timeout-s", "1", "--drain-timeout-s", "0.5")

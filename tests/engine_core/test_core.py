@@ -24,7 +24,7 @@ from engine_core.sampling_params import SamplingParams
 from engine_core.scheduler.constraint import Constraint, Verdict
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.scheduler import PauseState, Scheduler
-from engine_core.snapshot import EngineSnapshot
+from engine_core.snapshot import EngineSnapshot, TakeSnapshot
 from engine_core.step_executor import DirectExecutor, PendingResult
 from tests.engine_core.scheduler.scenario_helpers import Park
 
@@ -335,6 +335,12 @@ def ask(fixture: CoreFixture, command: EngineCommand) -> Future[bool]:
     return answer
 
 
+def look(fixture: CoreFixture) -> Future[EngineSnapshot]:
+    answer: Future[EngineSnapshot] = Future()
+    fixture.core.ask(TakeSnapshot(), answer)
+    return answer
+
+
 def step_to_end(fixture: CoreFixture) -> None:
     """Do what the busy loop does until it would block."""
     fixture.core._drain_input(block=False)
@@ -408,7 +414,7 @@ def test_who_was_admitted_for_the_first_time_is_told_once_with_or_without_a_toke
 def test_a_look_at_the_requests_is_answered_between_two_steps() -> None:
     fixture, futures = CoreFixture(), list[Future[EngineSnapshot]]()
     fixture.add("a", prompt=6, max_tokens=3)
-    fixture.runner.while_running = lambda: futures.append(fixture.core.take_snapshot())
+    fixture.runner.while_running = lambda: futures.append(look(fixture))
     fixture.core._drain_input(block=False)
     fixture.core.step()
     snapshot = futures[0].result(timeout=0)
@@ -425,7 +431,7 @@ def test_an_idle_engine_can_be_looked_at_and_keeps_house_once() -> None:
     thread.start()
     assert rested.acquire(timeout=10)
     for _ in range(3):
-        assert fixture.core.take_snapshot().result(timeout=10).num_running == 0
+        assert look(fixture).result(timeout=10).num_running == 0
         assert fixture.core.seconds_since_progress() == 0.0, "it is idle, whoever looks"
     fixture.core.stop()
     thread.join(10)
@@ -435,7 +441,7 @@ def test_an_idle_engine_can_be_looked_at_and_keeps_house_once() -> None:
 def test_a_look_that_nobody_waits_for_any_more_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     fixture = CoreFixture()
     monkeypatch.setattr("engine_core.core.build_snapshot", lambda *args: pytest.fail("nobody asked"))
-    assert fixture.core.take_snapshot().cancel()
+    assert look(fixture).cancel()
     fixture.run_until_idle()
 
 
@@ -445,8 +451,20 @@ def test_a_look_that_fails_costs_the_engine_nothing(monkeypatch: pytest.MonkeyPa
 
     fixture = CoreFixture()
     monkeypatch.setattr("engine_core.core.build_snapshot", fail)
-    future = fixture.core.take_snapshot()
+    future = look(fixture)
     fixture.add("a", max_tokens=1)
     fixture.core.run_busy_loop()
     assert isinstance(future.exception(timeout=0), RuntimeError)
     assert fixture.ends() == [("a", FinishReason.LENGTH)]
+
+
+def test_a_command_that_fails_for_no_fault_of_its_askers_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> bool:
+        raise RuntimeError("a block is lost")
+
+    fixture = CoreFixture()
+    monkeypatch.setattr(fixture.scheduler, "reset_prefix_cache", fail)
+    answer = ask(fixture, ResetPrefixCache())
+    with pytest.raises(RuntimeError, match="a block is lost"):
+        fixture.core.run_busy_loop()
+    assert not answer.done(), "it is the owner's to fail"

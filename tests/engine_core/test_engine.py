@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -214,19 +215,21 @@ def test_a_command_is_answered_by_an_engine_that_runs_and_by_no_other(checkpoint
 def test_whoever_waits_for_an_answer_when_the_engine_dies_hears_of_it(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers: list[Future[bool]] = []
+    answers: list[Future[Any] | None] = []
 
     with EngineDriver(checkpoint, cache=CACHE) as driver:
 
         def die(self: ModelRunner, output: SchedulerOutput) -> ModelRunnerOutput:
-            answers.append(driver.engine.ask(ResetPrefixCache()))
+            answers.extend((driver.engine.ask(ResetPrefixCache()), driver.engine.take_snapshot()))
             raise RuntimeError("device lost")
 
         monkeypatch.setattr(ModelRunner, "execute", die)
         driver.submit([1], greedy(1))
         assert driver.outputs.get(timeout=60).engine_error is not None
-        with pytest.raises(EngineDeadError, match="device lost"):
-            answers[0].result(60)
+        for answer in answers:
+            assert answer is not None
+            with pytest.raises(EngineDeadError, match="device lost"):
+                answer.result(60)
 
 
 def test_stopped_is_not_said_before_the_last_step_has_ended(checkpoint: Path) -> None:

@@ -18,7 +18,7 @@ from server.access.setup import Access
 from server.admission import Admission, SamplingDefaults
 from server.app import AppSettings, create_app
 from server.chat_template import ChatTemplateError
-from server.lifecycle.drain import DrainGate
+from server.lifecycle.drain import Drain
 from server.logs.request_log import RequestLog
 from server.overload.limits import Limits
 from server.prompt_threads import PromptThreads
@@ -130,7 +130,7 @@ def build_app(
     sampling_defaults: SamplingDefaults | None = None,
     has_priorities: bool = False,
     has_forced_usage: bool = False,
-    gate: DrainGate | None = None,
+    drain: Drain | None = None,
     access: Access | None = None,
     request_log: RequestLog | None = None,
     limits: Limits | None = None,
@@ -156,7 +156,7 @@ def build_app(
             access=access or Access(),
             limits=limits or Limits(),
         ),
-        gate=gate,
+        drain=drain,
         request_log=request_log,
     )
 

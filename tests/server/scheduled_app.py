@@ -15,6 +15,7 @@ from starlette.types import Message
 from engine_core import EngineCommand, EngineCoreRequest, EnginePhase, EngineSnapshot, EngineState
 from engine_core.core import EngineCore
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from engine_core.snapshot import TakeSnapshot
 from engine_core.step_executor import DirectExecutor
 from server.app import AppSettings, create_app
 from server.engine_api import OnState, Publish
@@ -72,9 +73,10 @@ class ScheduledEngine:
         return answer
 
     def take_snapshot(self) -> Future[EngineSnapshot] | None:
-        future = self._core.take_snapshot()
+        answer: Future[EngineSnapshot] = Future()
+        self._core.ask(TakeSnapshot(), answer)
         self._core._drain_input(block=False)
-        return future
+        return answer
 
     def seconds_since_progress(self) -> float:
         return 0.0

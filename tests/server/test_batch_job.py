@@ -163,9 +163,11 @@ def test_ctrl_c_does_not_wait_for_input_that_may_never_come(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("phase", "told"), [(EnginePhase.READY, ""), (EnginePhase.DEAD, "The model cannot be loaded: late\n")]
+    ("phase", "told"), [(EnginePhase.READY, []), (EnginePhase.DEAD, ["The model cannot be loaded: late"])]
 )
-def test_loading_that_ends_just_after_ctrl_c_raises_nothing(tmp_path: Path, phase: EnginePhase, told: str) -> None:
+def test_loading_that_ends_just_after_ctrl_c_raises_nothing(
+    tmp_path: Path, phase: EnginePhase, told: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
     job = Job(tmp_path, 1)
     complaints: list[dict[str, Any]] = []
 
@@ -177,24 +179,27 @@ def test_loading_that_ends_just_after_ctrl_c_raises_nothing(tmp_path: Path, phas
     job.engine.on_shutdown = lambda: job.engine.set_state(EngineState(phase, "late"))
     assert job.run() is ExitCode.INTERRUPTED
     assert complaints == []
-    assert job.text.getvalue() == f"Stopping; once more stops at once.\n{told}"
+    assert job.text.getvalue() == "Stopping; once more stops at once.\n"
+    assert [record.getMessage() for record in caplog.records] == told
 
 
-def test_the_engines_death_is_in_every_line_that_it_left_and_in_the_exit_code(tmp_path: Path) -> None:
+def test_the_engines_death_is_in_every_line_that_it_left_and_in_the_exit_code(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     job = Job(tmp_path, 5)
     job.engine.on_request = lambda number: job.engine.answer(number) if number < 3 else job.engine.die("a step failed")
     assert job.run() is ExitCode.ENGINE_DIED
     answers = job.read_answers()
     assert [answer["error"]["code"] for answer in answers[2:]] == ["engine_dead"] * 3
     assert all(answer["response"]["status_code"] == 200 for answer in answers[:2])
-    assert "The engine has died: a step failed" in job.text.getvalue()
+    assert "The engine has died: a step failed" in caplog.text
 
 
-def test_a_model_that_cannot_be_loaded_leaves_no_output(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_leaves_no_output(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     job = Job(tmp_path, 2)
     job.engine.load = lambda: job.engine.die("2 GiB are free")
     assert job.run() is ExitCode.ENGINE_DIED
-    assert "The model cannot be loaded: 2 GiB are free" in job.text.getvalue()
+    assert "The model cannot be loaded: 2 GiB are free" in caplog.text
     assert not job.out.exists() and not job.partial.exists()
 
 

@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -188,6 +189,18 @@ async def test_a_look_at_the_engine_comes_from_its_thread() -> None:
     thread.start()
     thread.join()
     assert await future is snapshot
+
+
+async def test_a_look_that_nobody_waits_for_when_the_engine_ends_is_no_failure_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client, engine = create_client()
+    client.start()
+    assert client.take_snapshot() is not None
+    engine.snapshots_asked.pop().set_exception(EngineDeadError("stopped"))
+    await run_callbacks()
+    gc.collect()
+    assert caplog.records == []
 
 
 async def test_what_is_noted_of_a_live_request_can_be_read_and_of_others_not() -> None:

@@ -12,7 +12,7 @@ import pytest
 from engine_core import EnginePhase, EngineState
 from server import metrics as metrics_module
 from server.engine_gauges import read_engine_gauges
-from server.lifecycle.drain import DrainGate
+from server.lifecycle.drain import Drain
 from server.metric_series import Counter, Gauge, Histogram
 from server.metrics import ServerMetrics
 from server.metrics_table import TABLE, _build_alias
@@ -82,7 +82,7 @@ def test_recording_everything_once_writes_every_row() -> None:
     metrics.count_rejection("queue_full")
     metrics.count_watchdog_near_miss()
     client = FakeEngineClient()
-    metrics.watch(functools.partial(read_engine_gauges, client, DrainGate()))
+    metrics.watch(functools.partial(read_engine_gauges, client, Drain()))
     metrics.watch(Gate(engine_client=client, limits=Limits(), metrics=metrics).read_gauges)
     metrics.set_cache_config(EngineState(EnginePhase.READY), cache_dtype="auto", enable_prefix_caching=True)
     metrics.render()

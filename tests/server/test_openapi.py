@@ -9,7 +9,9 @@ from pydantic import TypeAdapter
 
 from engine_core import EnginePhase
 from server import reply_types as reply
+from server.access.api_keys import KeyRing, parse_api_key
 from server.access.auth import OPEN_PATHS
+from server.access.setup import Access
 from server.errors import ERROR_TABLE, ErrorKind
 from server.generation import LikelyToken, TokenText
 from server.logprob_replies import build_chat_logprobs, build_completion_logprobs, build_prompt_logprobs
@@ -44,6 +46,19 @@ def test_what_needs_a_key_documents_its_401_and_what_does_not_has_none(document:
     assert documented == {path for path in document["paths"] if path not in OPEN_PATHS}
 
 
+def test_a_server_with_keys_says_so_of_each_path_that_needs_one_and_one_without_of_none(
+    document: dict[str, Any],
+) -> None:
+    access = Access(keys=KeyRing([parse_api_key("sk-0123456789abcdef")]))
+    keyed = build_app(FakeEngineClient(), access=access).openapi()
+    ((scheme, described),) = keyed["components"]["securitySchemes"].items()
+    assert described == {"type": "http", "scheme": "bearer"}
+    for path, methods in keyed["paths"].items():
+        for operation in methods.values():
+            assert operation["security"] == ([] if path in OPEN_PATHS else [{scheme: []}]), path
+    assert "securitySchemes" not in document["components"] and "security" not in json.dumps(document["paths"])
+
+
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_an_endpoint_with_a_body_names_every_code_under_its_status(document: dict[str, Any], path: str) -> None:
     responses = document["paths"][path]["post"]["responses"]
@@ -56,6 +71,13 @@ def test_an_endpoint_with_a_body_names_every_code_under_its_status(document: dic
         assert schema == {"$ref": "#/components/schemas/ErrorReply"}
     assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
     assert set(responses["200"]["content"]["text/event-stream"]["schema"]) == {"description"}
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", f"{COMPLETIONS}/render", f"{CHAT}/render"])
+def test_text_work_is_limited_by_key_but_waits_for_no_place(document: dict[str, Any], path: str) -> None:
+    responses = document["paths"][path]["post"]["responses"]
+    assert "`rate_limit_exceeded`" in responses["429"]["description"]
+    assert "`queue_full`" not in responses["503"]["description"]
 
 
 def test_probes_document_their_503_and_nobody_a_422(document: dict[str, Any]) -> None:

@@ -90,6 +90,9 @@ async def test_what_the_engine_refuses_changes_nothing_and_is_told_by_field() ->
         ({"max_num_batched_tokens": -1}, "max_num_batched_tokens"),
         ({"max_queued_requests": -1}, "max_queued_requests"),
         ({"max_queued_tokens": 1.5}, "max_queued_tokens"),
+        ({"max_queued_tokens": 2**31}, "max_queued_tokens"),
+        ({"max_queued_requests": 10**300}, "max_queued_requests"),
+        ({"max_num_seqs": 10**300}, "max_num_seqs"),
         ({"queue_timeout_s": 3}, "queue_timeout_s"),
         ([], None),
     ],
@@ -123,6 +126,7 @@ async def test_an_engine_that_does_not_come_to_it_is_a_503_and_a_dead_one_too(mo
     async with client_of(app) as client:
         response = await client.post("/reset_prefix_cache")
         assert (response.status_code, response.json()["error"]["code"]) == (503, "not_ready")
+        assert "nothing was changed" not in response.text, "it may have begun with it"
         assert app.engine.scheduler.kv_cache.enable_prefix_caching
 
     def die(command: EngineCommand) -> bool:

@@ -4,7 +4,7 @@ import pytest
 
 from engine_core import EnginePhase
 from server.errors import ErrorKind, RequestError
-from server.lifecycle.drain import DrainGate
+from server.lifecycle.drain import Drain
 from tests.server.fake_engine_client import FakeEngineClient, create_state
 from tests.server.http_helpers import MODEL, build_app, connect
 
@@ -46,12 +46,12 @@ async def test_an_engine_stuck_with_work_is_not_ready_but_healthy(age_s: float, 
 
 
 @pytest.mark.parametrize("kind", [ErrorKind.DRAINING, ErrorKind.ENGINE_STUCK])
-async def test_a_closed_gate_is_not_ready_and_says_why_but_healthy(kind: ErrorKind) -> None:
-    gate = DrainGate()
+async def test_a_server_that_drains_is_not_ready_and_says_why_but_healthy(kind: ErrorKind) -> None:
+    drain = Drain()
     engine = FakeEngineClient(state=create_state(EnginePhase.READY, detail="half of the free memory"))
-    async with connect(build_app(engine, gate=gate)) as client:
+    async with connect(build_app(engine, drain=drain)) as client:
         assert (await client.get("/ready")).status_code == 200
-        gate.close(RequestError("Going.", kind=kind))
+        drain.begin(RequestError("Going.", kind=kind))
         ready = await client.get("/ready")
         assert (await client.get("/health")).status_code == 200
         refused = await client.post("/v1/completions", json={"prompt": "hi"})

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
 
 from engine_core import EnginePhase
+from server.overload.limits import Limits
 from tests.server.fake_engine_client import FakeEngineClient, create_state
-from tests.server.http_helpers import MODEL, FakeTokenizer, build_app, connect
+from tests.server.http_helpers import MODEL, FakeMetrics, FakeTokenizer, build_app, connect
 
 USER = {"role": "user", "content": "hé"}
 
@@ -81,3 +84,44 @@ async def test_tokens_are_counted_while_the_model_loads() -> None:
     async with connect(build_app(engine)) as client:
         response = await client.post("/tokenize", json={"prompt": "a"})
     assert (response.status_code, response.json()["max_model_len"]) == (200, None)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [104]}),
+        ("/v1/completions/render", {"prompt": "a"}),
+        ("/v1/chat/completions/render", {"messages": [USER]}),
+    ],
+)
+async def test_whatever_turns_text_into_tokens_is_one_of_its_keys_requests_a_minute(
+    path: str, body: dict[str, Any]
+) -> None:
+    metrics = FakeMetrics()
+    app = build_app(FakeEngineClient(), limits=Limits(max_requests_per_minute=1), metrics=metrics)
+    async with connect(app) as client:
+        first, second = [await client.post(path, json=body) for _ in range(2)]
+    assert first.status_code == 200, first.text
+    assert (second.status_code, second.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert int(second.headers["retry-after"]) > 0 and metrics.rejections == ["key_rate"]
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/completions/render"])
+async def test_ten_texts_to_be_counted_hold_up_no_prompt(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, may_go_on = FakeTokenizer.encode, threading.Event()
+
+    def encode_when_told(self: FakeTokenizer, text: str, *options: Any) -> Any:
+        assert not text.startswith("counted") or may_go_on.wait(10)
+        return encode(self, text, *options)
+
+    monkeypatch.setattr(FakeTokenizer, "encode", encode_when_told)
+    async with connect(build_app(FakeEngineClient())) as client:
+        jobs = [asyncio.create_task(client.post(path, json={"prompt": "counted"})) for _ in range(10)]
+        await asyncio.sleep(0.05)
+        # Too long to be made on the event loop, and too long for the model: what it is told tells that it was made.
+        prompt = await asyncio.wait_for(client.post("/v1/completions", json={"prompt": "x" * 100_000}), 5)
+        assert prompt.json()["error"]["code"] == "context_length_exceeded"
+        assert not any(job.done() for job in jobs)
+        may_go_on.set()
+        await asyncio.gather(*jobs)

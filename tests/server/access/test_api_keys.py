@@ -86,7 +86,10 @@ def test_no_other_key_opens(key: bytes) -> None:
     assert KeyRing([parse_api_key(SECRET)]).find(key) is None
 
 
-def test_every_key_is_compared_whichever_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_keys", [1, 3, 1000])
+def test_one_digest_is_compared_whether_or_not_there_is_such_a_key(
+    monkeypatch: pytest.MonkeyPatch, num_keys: int
+) -> None:
     """CVE-2025-59425: the time until a key was refused told how much of it was right."""
     compared: list[bytes] = []
 
@@ -98,11 +101,25 @@ def test_every_key_is_compared_whichever_is_right(monkeypatch: pytest.MonkeyPatc
         compare_digest = staticmethod(compare)
 
     monkeypatch.setattr(api_keys, "hmac", SpyingHmac)
-    ring = KeyRing(parse_api_keys("one,two,three"))
-    for key in (b"one", b"three", b"four"):
-        ring.find(key)
-    assert len(compared) == 9 and len(set(compared)) == 3
+    ring = KeyRing([parse_api_key(f"key-{number}") for number in range(num_keys)])
+    found = [ring.find(key) for key in (b"key-0", f"key-{num_keys - 1}".encode(), b"key-", b"other")]
+    assert [principal is not None for principal in found] == [True, True, False, False]
+    assert len(compared) == 4
     assert all(len(digest) == 32 for digest in compared), "digests are compared, not texts of any length"
+
+
+def test_where_a_digest_stands_follows_from_no_digest_and_is_another_place_in_another_process() -> None:
+    key = parse_api_key(SECRET)
+    rings = [KeyRing([key]), KeyRing([key])]
+    places = {place for ring in rings for place in ring._entries}
+    assert len(places) == 2 and key.digest not in places
+    for ring in rings:
+        ring.replace([parse_api_key("other"), key])
+        assert ring.find(SECRET.encode()) is not None
+
+
+def test_no_key_at_all_opens_nothing() -> None:
+    assert KeyRing().find(b"") is None
 
 
 def test_two_keys_of_one_name_are_one_holder_whose_prefixes_are_still_apart() -> None:

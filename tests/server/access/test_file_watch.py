@@ -4,11 +4,13 @@ import asyncio
 import logging
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
 
 from engine_core import ConfigError
+from server.access import file_watch
 from server.access.file_watch import FileWatch, WatchedFiles
 
 
@@ -38,11 +40,11 @@ def path(tmp_path: Path) -> Path:
 def test_a_file_is_read_again_when_it_has_changed_and_not_before(path: Path) -> None:
     reader = Reader(path)
     watch = FileWatch([WatchedFiles("the file", (path,), reader)])
-    watch.reload_changed()
+    asyncio.run(watch.reload_changed())
     assert reader.texts == []
     path.write_text("three")
-    watch.reload_changed()
-    watch.reload_changed()
+    asyncio.run(watch.reload_changed())
+    asyncio.run(watch.reload_changed())
     assert reader.texts == ["three"]
 
 
@@ -57,7 +59,7 @@ def test_a_link_that_is_pointed_elsewhere_is_a_change(tmp_path: Path) -> None:
     watch = FileWatch([WatchedFiles("the file", (link,), reader)])
     link.unlink()
     link.symlink_to(tmp_path / "b")
-    watch.reload_changed()
+    asyncio.run(watch.reload_changed())
     assert reader.texts == ["b"]
 
 
@@ -66,11 +68,11 @@ def test_what_makes_no_sense_leaves_all_as_it_was_and_is_told(path: Path, caplog
     watch = FileWatch([WatchedFiles("the file", (path,), reader)])
     path.write_text("bad")
     with caplog.at_level(logging.ERROR):
-        watch.reload_changed()
+        asyncio.run(watch.reload_changed())
     assert reader.texts == []
     assert "the file: what was read before stays in use, because it is bad" in caplog.text
     path.write_text("good again")
-    watch.reload_changed()
+    asyncio.run(watch.reload_changed())
     assert reader.texts == ["good again"]
 
 
@@ -99,6 +101,31 @@ async def test_changes_are_found_by_themselves(path: Path) -> None:
     watch = FileWatch([WatchedFiles("the file", (path,), reader)], interval_s=0.01)
     path.write_text("changed")  # noqa: ASYNC240 - a few bytes
     watch.start()
+    await asyncio.wait_for(reader.has_read.wait(), 10)
+    watch.stop()
+    assert reader.texts == ["changed"]
+
+
+async def test_a_disk_that_does_not_answer_holds_up_one_thread_and_nobody_else(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, may_answer = threading.Semaphore(0), threading.Event()
+
+    def stat_slowly(path: Path) -> os.stat_result:
+        assert threading.current_thread() is not threading.main_thread(), "the event loop's"
+        asked.release()
+        assert may_answer.wait(10)
+        return stat(path)
+
+    stat, reader = os.stat, Reader(path)
+    watch = FileWatch([WatchedFiles("the file", (path,), reader)], interval_s=0.01)
+    path.write_text("changed")  # noqa: ASYNC240 - a few bytes
+    monkeypatch.setattr(file_watch.os, "stat", stat_slowly)
+    watch.start()
+    assert await asyncio.to_thread(asked.acquire, timeout=10)
+    await asyncio.sleep(0.05)
+    assert not asked.acquire(blocking=False), "it is not asked again before it has answered"
+    may_answer.set()
     await asyncio.wait_for(reader.has_read.wait(), 10)
     watch.stop()
     assert reader.texts == ["changed"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 from typing import Any
@@ -61,14 +62,14 @@ def test_a_changed_file_changes_who_comes_in_and_the_flags_keys_stay(tmp_path: P
     path.chmod(0o600)
     access = open_access(configure("--api-key", f"a:user:{LONG}", "--api-keys-file", str(path)))
     path.write_text("new-key")
-    access.watch.reload_changed()
+    asyncio.run(access.watch.reload_changed())
     assert access.keys is not None
     assert access.keys.find(b"old-key-of-a-user") is None and access.keys.find(b"new-key") is not None
     path.write_text("")
-    access.watch.reload_changed()
+    asyncio.run(access.watch.reload_changed())
     assert access.keys.find(b"new-key") is not None, "a file without keys is a mistake, not a wish"
     path.write_text(LONG)
-    access.watch.reload_changed()
+    asyncio.run(access.watch.reload_changed())
     assert access.keys.find(b"new-key") is not None, "that key stands among the flags"
     assert access.keys.find(LONG.encode()) is not None
 

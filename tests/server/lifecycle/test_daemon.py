@@ -14,15 +14,16 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from engine_core import EngineDeadError, EngineFailure, EnginePhase, EngineState, FinishReason
-from server.errors import EngineStuckError, ServerStoppingError
+from server.errors import EngineStuckError, RequestError, ServerStoppingError, build_error_response
 from server.exit_codes import ExitCode
 from server.http.listener import bind, listen
 from server.in_proc_client import InProcEngineClient
 from server.lifecycle.daemon import Daemon, DaemonHooks, DaemonSettings
-from server.lifecycle.drain import DrainGate, DrainMiddleware
+from server.lifecycle.drain import Drain, DrainMiddleware
 from server.lifecycle.service_manager import ServiceManager
 from server.metrics import ServerMetrics
 from server.output_processor import OutputProcessor
@@ -67,7 +68,7 @@ class Running:
 
 
 def create_app(client: InProcEngineClient) -> Callable[..., Any]:
-    """STREAM runs one request; everything else tells the engine's phase."""
+    """STREAM runs one request, once its body is there; everything else tells the engine's phase."""
 
     async def stream() -> AsyncGenerator[bytes, None]:
         try:
@@ -82,6 +83,11 @@ def create_app(client: InProcEngineClient) -> Callable[..., Any]:
                 await receive()
                 await send({"type": f"lifespan.{phase}.complete"})
         elif scope["path"] == STREAM:
+            try:
+                await Request(scope, receive).body()
+            except RequestError as error:
+                await build_error_response(error)(scope, receive, send)
+                return
             await EventStream(stream(), timing=StreamTiming())(scope, receive, send)
         else:
             await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -108,15 +114,15 @@ async def running_daemon(*, loads: bool = True, **settings: float) -> AsyncItera
         engines.append(engine)
         return engine
 
-    client, gate = create_client(create_engine), DrainGate()
+    client, drain = create_client(create_engine), Drain()
     sock, text, manager = bind("127.0.0.1", 0), io.StringIO(), SpyingManager()
     ready, refusals, hard_exits, near_misses = list[EngineState](), list[int](), list[int](), list[str]()
     listen(sock)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     daemon = Daemon(
         client=client,
-        app=DrainMiddleware(create_app(client), gate),
-        gate=gate,
+        app=DrainMiddleware(create_app(client), drain),
+        drain=drain,
         sock=sock,
         report=StartupReport(text, manager),
         hooks=DaemonHooks(
@@ -171,6 +177,42 @@ async def test_while_an_answer_is_finished_newcomers_are_refused_and_probes_answ
     assert "Stopping when 1 request has ended, or in 30 s; once more stops at once." in running.text.getvalue()
 
 
+@asynccontextmanager
+async def half_a_request(running: Running) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection over which the first half of a body has come."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.http.base_url.port)
+    writer.write(f"POST {STREAM} HTTP/1.1\r\nHost: h\r\nContent-Length: 8\r\nExpect: 100-continue\r\n\r\n".encode())
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100"), "its body is waited for"
+    writer.write(b"half")
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def test_a_body_that_does_not_come_holds_nothing_up_and_its_sender_is_told() -> None:
+    async with running_daemon() as running, half_a_request(running) as (reader, _):
+        started = asyncio.get_running_loop().time()
+        os.kill(os.getpid(), signal.SIGTERM)
+        reply = await reader.read()
+        assert await running.task is ExitCode.OK
+        assert asyncio.get_running_loop().time() - started < 1.5, "nobody waits for it"
+    assert reply.startswith(b"HTTP/1.1 503") and b"connection: close" in reply.lower() and b'"draining"' in reply
+
+
+async def test_a_body_that_comes_while_an_answer_is_finished_is_refused_at_once() -> None:
+    async with running_daemon() as running, half_a_request(running) as (reader, writer):
+        answer = await running.begin_stream()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0)
+        writer.write(b"half")
+        reply = await reader.read()
+        assert reply.startswith(b"HTTP/1.1 503") and b'"draining"' in reply and not answer.done()
+        running.engine.step(output("done", FinishReason.LENGTH))
+        assert (await answer).text == "done"
+        assert await running.task is ExitCode.OK
+
+
 async def test_an_answer_that_takes_too_long_is_told_why_it_ends() -> None:
     async with running_daemon(drain_timeout_s=0.0) as running:
         answer = await running.begin_stream()
@@ -220,7 +262,9 @@ async def test_a_second_signal_stops_at_once() -> None:
     assert running.hard_exits == [ExitCode.INTERRUPTED]
 
 
-async def test_the_engines_death_tells_streams_shows_in_health_and_fails_the_process() -> None:
+async def test_the_engines_death_tells_streams_shows_in_health_and_fails_the_process(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with running_daemon(linger_s=0.3) as running:
         answer = await running.begin_stream()
         running.engine.step(output("so far "))
@@ -228,7 +272,7 @@ async def test_the_engines_death_tells_streams_shows_in_health_and_fails_the_pro
         assert (await answer).text == "so far error: a step failed"
         assert (await running.http.get("/")).json() == "dead"
         assert await running.task is ExitCode.ENGINE_DIED
-    assert "The engine has died: a step failed" in running.text.getvalue()
+    assert "The engine has died: a step failed" in caplog.text
 
 
 async def test_an_engine_that_dies_while_it_drains_is_no_clean_end() -> None:
@@ -251,14 +295,14 @@ async def test_an_engine_that_dies_while_it_drains_is_no_clean_end() -> None:
     ],
 )
 async def test_a_model_that_cannot_be_loaded_ends_the_process_with_its_sentence(
-    failure: EngineFailure, code: ExitCode
+    failure: EngineFailure, code: ExitCode, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running_daemon(linger_s=60.0, loads=False) as running:
         assert "Loading  50%  weights" in running.text.getvalue()
         assert "STATUS=Loading 50% weights" in running.manager.told
         running.engine.die("2 GiB are free, 3 GiB are needed", failure)
         assert await running.task is code
-    assert "The model cannot be loaded: 2 GiB are free" in running.text.getvalue()
+    assert "The model cannot be loaded: 2 GiB are free" in caplog.text
     assert running.ready == []
 
 
@@ -302,7 +346,9 @@ async def test_a_stuck_step_tells_streams_and_newcomers_and_fails_the_process(
         if is_draining:
             os.kill(os.getpid(), signal.SIGTERM)
         running.engine.heartbeat_age_s = 1e9
-        assert (await answer).text.startswith("so far error: A step of the engine has not come to an end for 0 s.")
+        assert (await answer).text.startswith(
+            "so far error: A step of the engine has not come to an end for 0."
+        )  # and so many tenths
         assert await running.task is ExitCode.STUCK
     assert running.engine.shutdown_timeouts == [0.0], "it is not waited for"
     assert running.near_misses == ["near"]
@@ -335,12 +381,12 @@ def test_the_process_ends_at_once_where_a_thread_of_the_engine_is_left_even_if_i
             self.ends_in_time = ends_in_time
             self.die("a step failed")
 
-    client, gate = create_client(DyingEngine), DrainGate()
+    client, drain = create_client(DyingEngine), Drain()
     hard_exits: list[int] = []
     daemon = Daemon(
         client=client,
         app=create_app(client),
-        gate=gate,
+        drain=drain,
         sock=bind("127.0.0.1", 0),
         report=StartupReport(io.StringIO()),
         hooks=DaemonHooks(on_ready=lambda state: None, on_refusal=lambda status: None, on_near_miss=lambda: None),

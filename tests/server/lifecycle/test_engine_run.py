@@ -29,11 +29,12 @@ class Run:
         )
         client = InProcEngineClient(create_engine, processor)
         self.engine, self.text, self.heard = engines[0], io.StringIO(), list[str]()
+        self.report = StartupReport(self.text)
         self.engine.start = self._start  # type: ignore[method-assign]
         self._states = states
         self.run = EngineRun(
             client,
-            StartupReport(self.text),
+            self.report,
             on_ready=lambda state: self.heard.append(state.phase),
             on_dead=lambda: self.heard.append("dead"),
         )
@@ -56,8 +57,8 @@ LOADING, DEAD = EngineState(EnginePhase.LOADING, "weights", 0.5), EngineState(En
     [
         ([LOADING], [], "Loading  50%  weights\n", 0.0),
         ([READY], ["ready"], "", 5.0),
-        ([DEAD], ["dead"], "The model cannot be loaded: it broke\n", 5.0),
-        ([READY, DEAD], ["ready", "dead"], "The engine has died: it broke\n", 5.0),
+        ([DEAD], ["dead"], "", 5.0),
+        ([READY, DEAD], ["ready", "dead"], "", 5.0),
     ],
 )
 async def test_each_state_is_told_to_whom_it_concerns_and_only_loading_is_not_waited_for(
@@ -69,6 +70,21 @@ async def test_each_state_is_told_to_whom_it_concerns_and_only_loading_is_not_wa
     assert run.engine.shutdown_timeouts == [timeout_s]
     assert run.run.was_ready is (READY in states)
     assert run.run.is_dead is (DEAD in states)
+
+
+@pytest.mark.parametrize(
+    ("states", "told"),
+    [([DEAD], "The model cannot be loaded: it broke"), ([READY, DEAD], "The engine has died: it broke")],
+)
+@pytest.mark.parametrize("is_terminal", [False, True])
+async def test_what_it_died_of_is_an_error_of_the_log_or_stands_on_the_operators_terminal(
+    states: list[EngineState], told: str, is_terminal: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(*states)
+    run.report.is_terminal = is_terminal
+    await run.go_through()
+    logged = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert (run.text.getvalue(), logged) == ((f"{told}\n", []) if is_terminal else ("", [("ERROR", told)]))
 
 
 async def test_a_stuck_engine_is_not_waited_for() -> None:

@@ -312,3 +312,35 @@ async def test_a_thousand_requests_cancelled_anywhere_leave_nothing_in_hand() ->
     assert g.load == (0, 0, 0)
     assert len(g.gate._keys) == 0
     assert {"queue_full", "queue_tokens_full"} & set(g.metrics.rejections), "it was busy"
+
+
+# ---------------------------------------------------------------------- what the engine has no part in
+def test_what_does_not_wait_for_the_engine_gets_in_when_its_queue_is_full_but_counts_for_its_key() -> None:
+    g = GateFixture(max_queued_requests=1, max_requests_per_key=2)
+    waiting = g.permit(BOB)
+    waiting.enter()
+    waiting.reserve(1, 0)
+    assert refused(g.permit()).reason is Reason.QUEUE_FULL
+    texts = [g.permit(), g.permit()]
+    for text in texts:
+        text.enter_aside()
+    assert g.load == (1, 1, 0), "it is no request for the engine"
+    assert refused(g.permit(), "enter_aside").reason is Reason.KEY_CONCURRENCY
+    with texts[0]:
+        pass
+    g.permit().enter_aside()
+
+
+def test_what_does_not_wait_for_the_engine_is_one_of_its_keys_requests_a_minute() -> None:
+    g = GateFixture(max_requests_per_minute=1)
+    with g.permit() as first:
+        first.enter_aside()
+    assert refused(g.permit()).reason is Reason.KEY_RATE
+    assert refused(g.permit(), "enter_aside").reason is Reason.KEY_RATE
+    g.permit(BOB).enter_aside()
+
+
+def test_what_does_not_wait_for_the_engine_cannot_be_aborted() -> None:
+    g = GateFixture()
+    g.permit(label="mine").enter_aside()
+    assert g.gate.abort(["mine"]) == {"mine": 0}

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from engine_core import EnginePhase
+from engine_core import EngineDeadError, EnginePhase
 from server.errors import ErrorKind, RequestError
-from server.lifecycle.drain import DrainGate
+from server.lifecycle.drain import Drain
 from server.status.feed import MAX_VIEWERS, FeedTiming, StatusFeed, StatusSources
 from tests.server.fake_engine_client import FakeEngineClient, create_state
 from tests.server.metric_samples import create_record
@@ -126,19 +126,19 @@ async def test_before_the_first_look_there_is_a_document_all_the_same() -> None:
 
 
 async def test_the_phase_is_the_one_that_ready_tells() -> None:
-    client, gate = create_client(), DrainGate()
+    client, drain = create_client(), Drain()
     feed = StatusFeed(
         engine_client=client,
         figures=NoFigures(),
         sources=StatusSources(),
         about=ABOUT,
-        gate=gate,
+        drain=drain,
         timing=QUICK,
     )
     phases = [(await feed.take_document())["server"]["phase"]]
     client.heartbeat_age_s = 2.5
     phases.append((await feed.take_document())["server"]["phase"])
-    gate.close(RequestError("No more.", kind=ErrorKind.DRAINING))
+    drain.begin(RequestError("No more.", kind=ErrorKind.DRAINING))
     phases.append((await feed.take_document())["server"]["phase"])
     assert phases == ["ready", "stuck", "draining"]
 
@@ -156,6 +156,18 @@ async def test_a_look_that_fails_is_logged_and_the_next_one_is_taken(caplog: pyt
         assert decode(await first)["engine"]["num_running"] == 1
     assert "could not be brought up to date" in caplog.text
     await viewer.aclose()
+
+
+async def test_of_an_engine_that_dies_the_last_look_stands() -> None:
+    client = create_client()
+    feed = create_feed(client)
+    assert (await feed.take_document())["engine"]["num_running"] == 1
+    client.snapshot = None
+    await feed.take_document()
+    client.engine_state = create_state(EnginePhase.DEAD)
+    client.snapshots_asked[-1].set_exception(EngineDeadError("device lost"))
+    document = await feed.take_document()
+    assert (document["server"]["phase"], document["engine"]["num_running"]) == ("dead", 1)
 
 
 async def test_the_key_id_of_a_live_request_is_told() -> None:
