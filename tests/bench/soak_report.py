@@ -17,8 +17,8 @@ MAX_SLOPE_MB_PER_H = 30.0
 MAX_GROWTH_MB = 8.0
 _KIB_PER_MB = 1e6 / 1024
 # The pools may grow for half an hour, a thread whenever all are busy at once: asyncio's to min(32, cores + 4), the
-# prompts' to 5. More than their sum is a leak.
-_PROMPT_THREADS = 5
+# texts' to 6. More than their sum is a leak.
+_TEXT_THREADS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def find_problems(soak: Soak) -> list[str]:
         problems.append(f"memory grows by {figures['slope_mb_per_h_idle']} MB an hour")
     if figures["kv_usage_idle_max"] > 0:
         problems.append("KV blocks are held although nothing runs")
-    pools = min(32, (os.cpu_count() or 1) + 4) + _PROMPT_THREADS
+    pools = min(32, (os.cpu_count() or 1) + 4) + _TEXT_THREADS
     if figures["threads_idle"][-1] > figures["threads_idle"][0] + pools:
         problems.append(f"threads grow: {figures['threads_idle']}")
     # The first idle look is from before the connections had reason to grow.
