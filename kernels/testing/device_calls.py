@@ -11,7 +11,13 @@ T = TypeVar("T")
 
 
 class CallWatcher(Protocol):
-    """Sees the device calls of the thread that it watches: a graph's recorder, or who measures memory."""
+    """Sees the device calls of the thread that it watches: a graph's recorder, or who measures memory.
+
+    Attributes:
+        is_capture: It records a graph.
+    """
+
+    is_capture: bool
 
     def on_call(self, fn: Callable[..., T], args: tuple[object, ...]) -> T:
         """Run ``fn(*args)`` once without looking into it, take note of it, and return its result."""
@@ -35,9 +41,15 @@ def device_call(fn: Callable[..., T], *args: object) -> T:
         return watcher.on_call(fn, args)
 
 
-def is_watched() -> bool:
-    """Return whether a graph is being captured, or memory measured, around the caller and outside of a kernel."""
-    return _watcher.get() is not None
+def current_watcher() -> CallWatcher | None:
+    """Return who sees the caller's device calls; None inside of one."""
+    return _watcher.get()
+
+
+def is_capturing() -> bool:
+    """Return whether the caller's work is recorded into a graph. Inside of a device call it is not."""
+    watcher = _watcher.get()
+    return watcher is not None and watcher.is_capture
 
 
 @contextmanager

@@ -3,10 +3,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kernels.testing.device_calls import device_call, is_watched, watching
+from kernels.testing.device_calls import current_watcher, device_call, is_capturing, watching
 
 
 class Watcher:
+    is_capture = True
+
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[object, ...]]] = []
 
@@ -25,13 +27,15 @@ def add_twice(a: int, b: int) -> int:
 
 def test_a_device_call_is_the_function_where_nobody_watches() -> None:
     assert device_call(add, 1, 2) == 3
-    assert not is_watched()
+    assert current_watcher() is None
+    assert not is_capturing()
 
 
 def test_a_watcher_sees_each_call_once_and_none_inside_it() -> None:
     watcher = Watcher()
     with watching(watcher):
-        assert is_watched()
+        assert current_watcher() is watcher
+        assert is_capturing()
         assert device_call(add_twice, 1, 2) == 5
     device_call(add, 1, 2)
     assert watcher.calls == [("add_twice", (1, 2))]
