@@ -174,6 +174,16 @@ def test_what_an_opaque_kernel_writes_is_known_to_be_written(accelerator: FakeAc
         graph.replay()
 
 
+def test_what_a_graph_allocates_is_written_by_its_replay(accelerator: FakeAccelerator) -> None:
+    x = torch.ones(1, dtype=torch.int32)
+    made = Made(lambda: x + 1)
+    graph = accelerator.capture(made)
+    graph.replay()
+    accelerator.download(made.value, accelerator.pinned(1))
+    with pytest.raises(FakeCudaError, match="a graph writes memory that a download still reads"):
+        graph.replay()
+
+
 def test_an_opaque_kernel_whose_result_changes_its_shape_raises(accelerator: FakeAccelerator) -> None:
     sizes = [3]
     graph = accelerator.capture(lambda: device_call(lambda: torch.zeros(sizes[0])))
