@@ -24,6 +24,7 @@ class DeviceKV:
         num_pages: Pages in the pool.
         page_bytes: Bytes of one page over all layers, K and V.
         dtype: Of K and V.
+        kinds: Of attention among the layers, each once.
         layers: [num_pages, 2, page_size, num_kv_heads, head_dim] a layer.
     """
 
@@ -37,6 +38,7 @@ class DeviceKV:
         device: torch.device,
     ) -> None:
         self.layer_specs = tuple(layer_specs)
+        self.kinds = tuple(dict.fromkeys(self.layer_specs))
         self.page_size = page_size
         self.num_pages = num_pages
         self.page_bytes = page_bytes(self.layer_specs, page_size=page_size, dtype=dtype)
