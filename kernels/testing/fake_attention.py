@@ -1,6 +1,6 @@
 """The mathematics of the fake FlashInfer: paged attention with its log-sum-exp, written to be obviously right.
 
-One query token and one head group after the other, in fp32. Knows no wrappers and checks nothing.
+One request after the other, in fp32. Knows no wrappers and checks nothing.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class AttentionKind:
 
 def visible_keys(q_len: int, kv_len: int, kind: AttentionKind) -> torch.Tensor:
     """Return bool [q_len, kv_len]: which key each query sees. The last query stands at the last key."""
+    position = torch.arange(kv_len - q_len, kv_len).unsqueeze(1)
+    key = torch.arange(kv_len).unsqueeze(0)
     mask = torch.ones(q_len, kv_len, dtype=torch.bool)
-    for row in range(q_len):
-        position = kv_len - q_len + row
-        if kind.causal:
-            mask[row, max(position + 1, 0) :] = False
-        if kind.window_left >= 0:
-            mask[row, : max(position - kind.window_left, 0)] = False
+    if kind.causal:
+        mask &= key <= position
+    if kind.window_left >= 0:
+        mask &= key + kind.window_left >= position
     return mask
 
 
@@ -80,21 +80,20 @@ def attend_request(
         Output [q_len, num_qo_heads, head_dim] and log-sum-exp to the base 2, [q_len, num_qo_heads], both fp32.
         A query that sees nothing gives 0 and -inf.
     """
-    group = q.shape[1] // k.shape[1]
+    num_kv_heads = k.shape[1]
     mask = visible_keys(q.shape[0], k.shape[0], kind)
-    out = torch.zeros(q.shape, dtype=torch.float32)
-    lse = torch.full(q.shape[:2], -math.inf)
-    for head in range(q.shape[1]):
-        scores = q[:, head].float() @ k[:, head // group].float().T * kind.sm_scale
-        if kind.soft_cap > 0:
-            scores = kind.soft_cap * torch.tanh(scores / kind.soft_cap)
-        scores = scores.masked_fill(~mask, -math.inf)
-        sees = mask.any(dim=1)
-        # A page holds anything beyond last_page_len and the window: what a query does not see must not reach it.
-        values = v[:, head // group].float().masked_fill(~mask.any(dim=0).unsqueeze(1), 0)
-        lse[:, head] = torch.logsumexp(scores, dim=1) / math.log(2)
-        out[sees, head] = torch.softmax(scores[sees], dim=1) @ values
-    return out, lse
+    grouped = q.float().unflatten(1, (num_kv_heads, -1))  # type: ignore[no-untyped-call]
+    scores = torch.einsum("qhgd,khd->qhgk", grouped, k.float()) * kind.sm_scale
+    if kind.soft_cap > 0:
+        scores = kind.soft_cap * torch.tanh(scores / kind.soft_cap)
+    blind = ~mask.any(dim=1)
+    scores = scores.masked_fill(~mask[:, None, None], -math.inf)
+    lse = torch.logsumexp(scores, dim=-1) / math.log(2)
+    weights = torch.softmax(scores, dim=-1).masked_fill(blind[:, None, None, None], 0)
+    # A page may hold anything outside of the window: what no query sees must not reach it as 0 * NaN.
+    values = v.float().masked_fill(~mask.any(dim=0)[:, None, None], 0)
+    out = torch.einsum("qhgk,khd->qhgd", weights, values)
+    return out.flatten(1, 2), lse.flatten(1, 2)
 
 
 def attend_paged(

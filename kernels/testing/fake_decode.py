@@ -11,7 +11,8 @@ from kernels.testing import fake_checks as checks
 from kernels.testing.device_calls import device_call
 from kernels.testing.fake_attention import AttentionKind
 from kernels.testing.fake_checks import MisuseError, demand
-from kernels.testing.fake_wrapper import HeadShape, PagedWrapper, Planned, dtype_of, refuse_unmodelled, soft_cap_of
+from kernels.testing.fake_plan import HeadShape, Planned, dtype_of, refuse_unmodelled, soft_cap_of
+from kernels.testing.fake_wrapper import PagedWrapper
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 CUDA_CORE_GROUPS = (1, 2, 3, 4, 6, 8, 16)  # utils.cuh, DISPATCH_GQA_GROUP_SIZE

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kernels.accelerator import Accelerator
+from kernels.testing.fake_cascade import MultiLevelCascadeAttentionWrapper
 from kernels.testing.fake_checks import MisuseError
 from kernels.testing.fake_decode import (
     BatchDecodeWithPagedKVCacheWrapper,
@@ -30,7 +31,7 @@ from kernels.testing.fake_ops import (
     rmsnorm,
     silu_and_mul,
 )
-from kernels.testing.fake_prefill import BatchPrefillWithPagedKVCacheWrapper, MultiLevelCascadeAttentionWrapper
+from kernels.testing.fake_prefill import BatchPrefillWithPagedKVCacheWrapper
 from kernels.testing.fake_sampling import softmax, top_k_mask_logits, top_k_renorm_probs, top_p_renorm_probs
 
 __version__ = "0.7.4"
@@ -58,7 +59,7 @@ WRAPPERS: tuple[type, ...] = (
     CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
     MultiLevelCascadeAttentionWrapper,
 )
-METHODS = ("__init__", "plan", "run")
+METHODS = ("__init__", "plan", "reset_workspace_buffer", "run")
 
 __all__ = [
     "FUNCTIONS",
