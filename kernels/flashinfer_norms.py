@@ -53,7 +53,7 @@ class Norms:
             self._library.gemma_fused_add_rmsnorm(x, residual, offset, eps)
 
     def _offset(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-        """Return w where ``weight`` is exactly 1 + w; asks the device once a weight, in the first step, before graphs."""
+        """Return w where ``weight`` is exactly 1 + w. Waits for the device once a weight: in the first, eager step."""
         if weight not in self._offsets:
             offset = (weight - 1).to(dtype)
             self._offsets[weight] = offset if torch.equal(offset.float() + 1, weight) else None

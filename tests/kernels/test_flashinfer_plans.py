@@ -173,7 +173,8 @@ def test_a_plan_is_renewed_outside_of_the_mode_it_was_made_in(backend: FlashInfe
         case = DecodingCase(backend, (PLAIN,), LONG, num_shared_pages=16 if is_shared else 0)
         captured = CapturedStep(backend, case, 9, is_shared=is_shared)
         captured.plan(case.next_step()[0])
-    tensors = captured.plan(case.next_step()[0]).tensors
+        meta, _, _ = case.next_step()
+    tensors = captured.plan(meta).tensors
     assert tensors.pages.indptr.tolist() == tensors.pages.indptr_host.tolist()
 
 
