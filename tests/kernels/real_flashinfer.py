@@ -89,7 +89,9 @@ class AttentionModule:
 
 
 def _append(k: Any, v: Any, batch: Any, positions: Any, k_pages: Any, v_pages: Any, *tables: Any) -> None:
-    pool = k_pages.as_strided((len(k_pages), 2, *k_pages.shape[1:]), (k_pages.stride(0), k_pages.stride(0) // 2, *k_pages.stride()[1:]))
+    pool = k_pages.as_strided(
+        (len(k_pages), 2, *k_pages.shape[1:]), (k_pages.stride(0), k_pages.stride(0) // 2, *k_pages.stride()[1:])
+    )
     assert v_pages.data_ptr() == pool[:, 1].data_ptr()
     fake.append_paged_kv_cache(k, v, batch, positions, pool, *tables[:3])
 

@@ -32,9 +32,7 @@ def flashinfer() -> Iterator[ModuleType]:
 
 @pytest.fixture
 def backend(flashinfer: ModuleType) -> FlashInferBackend:
-    return FlashInferBackend(
-        flashinfer=flashinfer, accelerator=FakeAccelerator(), num_workspace_bytes=WORKSPACE_BYTES
-    )
+    return FlashInferBackend(flashinfer=flashinfer, accelerator=FakeAccelerator(), num_workspace_bytes=WORKSPACE_BYTES)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=["plain", "window", "cap"])
