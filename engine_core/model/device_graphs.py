@@ -15,7 +15,8 @@ import torch
 
 from engine_core.model.device_sampler import NUM_COLUMNS, Draw, greedy_record
 from engine_core.model.device_work import DeviceWork
-from kernels.backend import DeviceBackend, Graph, IntArray, StepMeta
+from kernels.accelerator import Graph
+from kernels.backend import DeviceBackend, IntArray, StepMeta
 from kernels.step_block import StepBlock
 
 Progress = Callable[[float, str], None]
@@ -68,17 +69,17 @@ def capture_graphs(
         on_progress: Gets the part that is done and a line for whoever waits.
     """
     graphs = StepGraphs(tuple(sizes))
-    captures = [capture for size in reversed(sizes) for capture in _captures(size, work, backend)]
+    num_shared_pages = min(-(-_SHARED_TOKENS // work.kv.page_size), block.max_pages - 1)
+    captures = [each for size in reversed(sizes) for each in _captures(size, num_shared_pages, work, backend)]
     for count, capture in enumerate(captures, start=1):
         on_progress((count - 1) / len(captures), f"capturing graphs {count} of {len(captures)}")
         _capture(capture, graphs, work, block, backend)
     return graphs
 
 
-def _captures(size: int, work: DeviceWork, backend: DeviceBackend) -> Iterator[_Capture]:
+def _captures(size: int, num_common_pages: int, work: DeviceWork, backend: DeviceBackend) -> Iterator[_Capture]:
     yield _Capture(size, 0, None)
-    page_size = work.kv.page_size
-    num_shared_pages = backend.num_shared_pages(_idle_step(size, -(-_SHARED_TOKENS // page_size), page_size), work.kv)
+    num_shared_pages = backend.num_shared_pages(_idle_step(size, num_common_pages, work.kv.page_size), work.kv)
     if num_shared_pages:
         yield _Capture(size, num_shared_pages, None)
     yield from (_Capture(size, 0, draw) for draw in Draw)
