@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch.utils._pytree import tree_map_only
 
+from kernels.testing.call_arguments import leaves, replaced, tensors_in
 from kernels.testing.device_calls import watching
 from kernels.testing.device_memory import Memory, Span, TensorRef, fill_with_garbage, is_same, memory_id, span_of
-from kernels.testing.host_waits import FakeCudaError, host_data_function, tensors_in, waiting_function, waiting_op
+from kernels.testing.host_waits import FakeCudaError, host_data_function, waiting_function, waiting_op
 from kernels.testing.watched_ops import WatchedFunctions, WatchedOps
 
 T = TypeVar("T")
@@ -25,27 +25,27 @@ class RecordedCall:
 
     Args:
         name: For messages.
-        fn: Called with ``args`` and ``kwargs``, whose tensors are references.
+        fn: What to call.
+        given: Its args and kwargs, whose tensors are references.
         results: Where each of its result tensors is copied to; None for one that is an argument, or a view of one.
     """
 
     def __init__(
-        self, name: str, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any], results: list[TensorRef | None]
+        self, name: str, fn: Callable[..., Any], given: tuple[Any, dict[str, Any]], results: list[TensorRef | None]
     ) -> None:
         self.name = name
         self._fn = fn
-        self._args = args
-        self._kwargs = kwargs
+        self._given = given
         self._results = results
 
     def refs(self) -> Iterator[TensorRef]:
         """Yield what it was given."""
-        yield from refs_in(self._args)
-        yield from refs_in(self._kwargs)
+        yield from leaves(self._given, TensorRef)
 
     def run(self) -> None:
         """Compute it, on the memory that it was recorded with."""
-        made = self._fn(*_tensors_of(self._args), **_tensors_of(self._kwargs))
+        args, kwargs = replaced(self._given, TensorRef, TensorRef.tensor)
+        made = self._fn(*args, **kwargs)
         for result, ref in zip(tensors_in(made), self._results, strict=True):
             if ref is not None:
                 if tuple(result.shape) != ref.shape:
@@ -79,8 +79,8 @@ class RecordedGraph:
             for ref in call.refs():
                 if ref.memory.storage() is None:
                     raise FakeCudaError(
-                        f"a graph's {call.name} reads a tensor of shape {list(ref.shape)} that has been freed since the "
-                        "capture: keep what a graph takes as given"
+                        f"a graph's {call.name} reads a tensor of shape {list(ref.shape)} that has been freed since "
+                        "the capture: keep what a graph takes as given"
                     )
         with torch.inference_mode(), watching(None):
             for call in self._calls:
@@ -141,27 +141,27 @@ class Recorder:
         results = self._results(made, given)
         if name.startswith(("empty", "new_empty")):
             _fill_all(list(tensors_in(made)))
-            self._calls.append(RecordedCall(name, _fill_all, (results,), {}, []))
+            self._calls.append(RecordedCall(name, _fill_all, ((results,), {}), []))
         elif _computes(func) and (func._schema.is_mutable or any(results)):
-            self._calls.append(RecordedCall(name, func, *given, results))
+            self._calls.append(RecordedCall(name, func, given, results))
         return made
 
     def on_call(self, fn: Callable[..., T], args: tuple[object, ...]) -> T:
         """Run an opaque kernel and record it. What it writes of its arguments shows only in their values."""
         given = self._refs((args, {}))
-        before = [(ref, ref.tensor().clone()) for ref in refs_in(given)]
+        before = [(ref, ref.tensor().clone()) for ref in leaves(given, TensorRef)]
         for tensor in tensors_in(args):
             self._save(tensor)
         made = fn(*args)
         self._writes += [ref.span for ref, value in before if not is_same(ref.tensor(), value)]
         name = getattr(fn, "__qualname__", repr(fn))
-        self._calls.append(RecordedCall(name, fn, *given, self._results(made, given)))
+        self._calls.append(RecordedCall(name, fn, given, self._results(made, given)))
         return made
 
     # ------------------------------------------------------------------ own
 
     def _refs(self, tree: Any) -> Any:
-        return tree_map_only(torch.Tensor, self._given, tree)
+        return replaced(tree, torch.Tensor, self._given)
 
     def _given(self, tensor: torch.Tensor) -> TensorRef:
         if self._is_host(tensor):
@@ -176,7 +176,7 @@ class Recorder:
 
     def _results(self, made: Any, given: Any) -> list[TensorRef | None]:
         """Return references to new memory; None for a result that is memory which the call was given."""
-        known = {ref.span.memory_id for ref in refs_in(given)}
+        known = {ref.span.memory_id for ref in leaves(given, TensorRef)}
         results = [
             None if memory_id(tensor) in known else TensorRef(tensor, self._memory(tensor, owned=True))
             for tensor in tensors_in(made)
@@ -196,7 +196,7 @@ class Recorder:
     def _save(self, tensor: torch.Tensor) -> None:
         memory = self._memory(tensor, owned=False)
         if not memory.is_owned and memory_id(tensor) not in self._before:
-            self._before[memory_id(tensor)] = (memory, tensor.untyped_storage().clone())
+            self._before[memory_id(tensor)] = (memory, _copy_of(tensor.untyped_storage()))
 
     def _undo(self) -> None:
         for memory, saved in self._before.values():
@@ -208,21 +208,6 @@ class Recorder:
                 fill_with_garbage(ref.tensor())
 
 
-def refs_in(tree: Any) -> Iterator[TensorRef]:
-    """Yield the references of arguments."""
-    if isinstance(tree, TensorRef):
-        yield tree
-    elif isinstance(tree, dict):
-        yield from refs_in(tuple(tree.values()))
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from refs_in(value)
-
-
-def _tensors_of(tree: Any) -> Any:
-    return tree_map_only(TensorRef, TensorRef.tensor, tree)
-
-
 def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -232,6 +217,11 @@ def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[torch.Ten
 def _computes(func: Any) -> bool:
     """Return whether an operation touches memory, rather than how a tensor looks at it."""
     return torch.Tag.inplace_view not in func.tags
+
+
+def _copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    copy: torch.UntypedStorage = storage.clone()  # type: ignore[no-untyped-call]
+    return copy
 
 
 def _fill_all(tensors: list[torch.Tensor]) -> None:

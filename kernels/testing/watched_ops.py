@@ -33,12 +33,16 @@ class WatchedFunctions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class WatchedOps(TorchDispatchMode):
+class WatchedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Gives ``watcher`` the operations while it is the one who watches this thread's device calls."""
 
     def __init__(self, watcher: OpWatcher) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._watcher = watcher
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler at the first operation, which takes seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if current_watcher() is self._watcher:
