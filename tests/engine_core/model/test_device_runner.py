@@ -94,7 +94,7 @@ def test_aborts_while_steps_are_in_flight_leave_the_others_alone(machine: Machin
 
 
 def test_a_slot_goes_to_the_next_request_and_brings_it_nothing(machine: Machine) -> None:
-    """Two at a time: requests that come later run in the slots of those before, while their last steps are in flight."""
+    """Two at a time: whoever comes later runs in the slot of one before, whose last step may still be in flight."""
     asked = [Asked(prompt(4 + n % 3, n), {**(GREEDY, CUT)[n % 2], "max_tokens": 1 + n % 4}) for n in range(12)]
     expected = run_plain(machine, asked)
     assert run_device(machine, asked, max_num_seqs=2).got == expected
