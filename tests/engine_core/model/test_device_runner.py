@@ -66,7 +66,7 @@ def test_prompts_in_chunks(machine: Machine) -> None:
 
 def test_a_chunk_of_one_token_looks_like_decoding_and_gets_no_token(machine: Machine) -> None:
     """The longer prompt stands in front: row 1 of the step's requests is row 0 of those that get a token."""
-    asked = [Asked(prompt(9, 1), {**GREEDY, "max_tokens": 3}), Asked(prompt(3, 2), {**RANDOM, "max_tokens": 5})]
+    asked = [Asked(prompt(9, 1), {**GREEDY, "max_tokens": 3}), Asked(prompt(3, 2), RANDOM)]
     expected = run_plain(machine, asked, long_prefill_token_threshold=1)
     machine.backend.plans.clear()
     assert run_device(machine, asked, long_prefill_token_threshold=1).got == expected
