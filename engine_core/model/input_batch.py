@@ -12,80 +12,9 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from engine_core.messages import TokenLogprobs
-from engine_core.model.sampler import OwnTokens
-from engine_core.sampling_params import SamplingParams
-from engine_core.scheduler.output import NewRequestData, SchedulerOutput
+from engine_core.model.request_row import RequestRow
+from engine_core.scheduler.output import SchedulerOutput
 from kernels.backend import IntArray, StepMeta
-
-
-class RequestRow:
-    """One running request: its tokens, its block table and how to sample it.
-
-    Attributes:
-        prompt_logprobs: Of the prompt's tokens from the second on, as far as computed, where the request asked for them
-            and has not got them; else None. A request that comes back without an output starts anew, one that has
-            outputs has them.
-        is_greedy: Whether its likeliest token is the one it gets, and nobody asks how likely.
-    """
-
-    __slots__ = (
-        "_block_ids",
-        "_token_ids",
-        "is_greedy",
-        "num_blocks",
-        "num_prompt_tokens",
-        "num_tokens",
-        "prompt_logprobs",
-        "request_id",
-        "sampling",
-    )
-
-    def __init__(self, data: NewRequestData, *, max_model_len: int, block_size: int) -> None:
-        self.request_id = data.request_id
-        self.sampling: SamplingParams = data.sampling_params
-        self.num_prompt_tokens = data.num_prompt_tokens
-        longest = min(max_model_len, data.num_prompt_tokens + data.sampling_params.max_tokens)
-        self._token_ids: IntArray = np.empty(max(longest, len(data.token_ids)) + 1, np.int32)
-        self._block_ids: IntArray = np.empty(-(-len(self._token_ids) // block_size) + 1, np.int32)
-        self.num_tokens = len(data.token_ids)
-        self._token_ids[: self.num_tokens] = data.token_ids
-        self.num_blocks = 0
-        self.append_blocks(data.block_ids)
-        self.is_greedy = _is_greedy(self.sampling)
-        is_gathering = self.sampling.num_prompt_logprobs is not None and self.num_tokens == self.num_prompt_tokens
-        self.prompt_logprobs: list[TokenLogprobs] | None = [] if is_gathering else None
-
-    @property
-    def num_output_tokens(self) -> int:
-        return self.num_tokens - self.num_prompt_tokens
-
-    def own_tokens(self) -> OwnTokens:
-        return OwnTokens(
-            prompt=self._token_ids[: self.num_prompt_tokens],
-            output=self._token_ids[self.num_prompt_tokens : self.num_tokens],
-        )
-
-    def token(self, position: int) -> int:
-        return self._token_ids.item(position)
-
-    def tokens(self, start: int, stop: int) -> IntArray:
-        return self._token_ids[start:stop]
-
-    def block(self, index: int) -> int:
-        return self._block_ids.item(index)
-
-    def blocks(self, num: int) -> IntArray:
-        return self._block_ids[:num]
-
-    def append_token(self, token_id: int) -> None:
-        self._token_ids[self.num_tokens] = token_id
-        self.num_tokens += 1
-
-    def append_blocks(self, block_ids: list[int]) -> None:
-        end = self.num_blocks + len(block_ids)
-        self._block_ids[self.num_blocks : end] = block_ids
-        self.num_blocks = end
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +60,20 @@ class StepInputs:
 
 
 class InputBatch:
-    """All running requests, by id."""
+    """All running requests, by id.
 
-    def __init__(self, *, max_model_len: int, block_size: int) -> None:
+    Args:
+        max_model_len: Context in tokens.
+        block_size: Tokens a block.
+        picks_on_device: Whether the device also draws, so that only rows that bend logits need them.
+    """
+
+    def __init__(self, *, max_model_len: int, block_size: int, picks_on_device: bool = False) -> None:
         self._max_model_len = max_model_len
         self._block_size = block_size
+        self._picks_on_device = picks_on_device
         self._rows: dict[str, RequestRow] = {}
+        self._free_slots: list[int] = []
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -144,13 +81,20 @@ class InputBatch:
     def apply(self, output: SchedulerOutput) -> None:
         """Take in what changed since the last output: who left, who entered, whose table grew."""
         for request_id in (*output.finished_req_ids, *output.preempted_req_ids):
-            self._rows.pop(request_id, None)
+            self._drop(request_id)
         for data in output.scheduled_new_reqs:
+            self._drop(data.request_id)
+            slot = self._free_slots.pop() if self._free_slots else len(self._rows)
             self._rows[data.request_id] = RequestRow(
-                data, max_model_len=self._max_model_len, block_size=self._block_size
+                data, max_model_len=self._max_model_len, block_size=self._block_size, slot=slot
             )
         for request_id, block_ids in output.new_block_ids.items():
             self._rows[request_id].append_blocks(block_ids)
+
+    def _drop(self, request_id: str) -> None:
+        row = self._rows.pop(request_id, None)
+        if row is not None:
+            self._free_slots.append(row.slot)
 
     def build_step(self, output: SchedulerOutput) -> StepInputs:
         """Lay out the scheduled tokens, single-token requests first (StepMeta's order).
@@ -162,7 +106,7 @@ class InputBatch:
         rows = [by_id[output.req_ids[line]] for line in lines]
         starts = [output.starts[line] for line in lines]
         q_lens = [output.token_counts[line] for line in lines]
-        wanted = _WantedLogits()
+        wanted = _WantedLogits(picks_on_device=self._picks_on_device)
         end_token = 0
         for row, line, start, q_len in zip(rows, lines, starts, q_lens, strict=True):
             first_token, end_token = end_token, end_token + q_len
@@ -207,7 +151,8 @@ class InputBatch:
 class _WantedLogits:
     """Collects which of a step's tokens have their logits read, and by whom."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, picks_on_device: bool) -> None:
+        self._picks_on_device = picks_on_device
         self.tokens: list[int] = []  # indices into the step's tokens
         self._sampling_rows: list[RequestRow] = []
         self._sampling_lines: list[int] = []
@@ -225,7 +170,7 @@ class _WantedLogits:
         self._sampling_lines.append(line)
         self._sampling_logits.append(len(self.tokens))
         self.tokens.append(token)
-        self._needs_logits.append(not row.is_greedy)
+        self._needs_logits.append(not (row.is_picked_on_device() if self._picks_on_device else row.is_greedy))
 
     def build(self, meta: StepMeta) -> StepInputs:
         return StepInputs(
@@ -236,16 +181,6 @@ class _WantedLogits:
             prompt_logits=self._prompts,
             needs_logits=np.array(self._needs_logits, np.bool_),
         )
-
-
-def _is_greedy(sampling: SamplingParams) -> bool:
-    return (
-        sampling.temperature == 0.0
-        and sampling.repetition_penalty == 1.0
-        and not (sampling.frequency_penalty or sampling.presence_penalty or sampling.logit_bias)
-        and sampling.min_tokens == 0
-        and sampling.num_logprobs is None
-    )
 
 
 def _singles_first(token_counts: list[int]) -> Sequence[int]:
