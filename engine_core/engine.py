@@ -21,7 +21,7 @@ from engine_core.kv_cache.manager import KVCacheManager
 from engine_core.memory import KVBudget, available_bytes, effective_model_len, size_kv_pool
 from engine_core.messages import EngineCommand, EngineCoreOutputs, EngineCoreRequest, EnginePhase, EngineState
 from engine_core.model.checkpoint import Checkpoint, imagine_checkpoint, open_checkpoint
-from engine_core.model.compute import settle_compute
+from engine_core.model.compute import THIS_MACHINE, Machine, settle_compute
 from engine_core.model.decoder import LanguageModel
 from engine_core.model.runner import ModelRunner
 from engine_core.scheduler.constraints import build_constraints
@@ -43,14 +43,14 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-def resolve_config(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig:
-    """Return the config with everything settled that depends on the checkpoint and on this machine.
+def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machine = THIS_MACHINE) -> EngineConfig:
+    """Return the config with everything settled that depends on the checkpoint and on the machine.
 
     Raises:
         ConfigError: The configuration does not fit them.
     """
     resolved = config.resolve(trained_model_len=checkpoint.arch.max_position_embeddings)
-    return settle_compute(resolved, checkpoint.arch).config
+    return settle_compute(resolved, checkpoint.arch, machine).config
 
 
 class Engine:
@@ -62,6 +62,7 @@ class Engine:
         publish: Gets each step's outputs, on the engine's thread; must not block.
         on_state: Gets each new state, on one of the engine's threads.
         num_token_ids: Ids that the tokenizer knows: none above is ever sampled. None = all that the model has.
+        machine: What to compute on; for tests.
 
     Raises:
         ConfigError: The configuration does not fit the checkpoint.
@@ -75,9 +76,10 @@ class Engine:
         publish: Callable[[EngineCoreOutputs], None],
         on_state: Callable[[EngineState], None] = lambda state: None,
         num_token_ids: int | None = None,
+        machine: Machine = THIS_MACHINE,
     ) -> None:
         resolved = config.resolve(trained_model_len=checkpoint.arch.max_position_embeddings)
-        self._compute = settle_compute(resolved, checkpoint.arch)
+        self._compute = settle_compute(resolved, checkpoint.arch, machine)
         self._config = self._compute.config
         self._checkpoint = checkpoint
         self._publish = publish
