@@ -123,7 +123,7 @@ class ServerConfig:
     block_size: int = flag(
         0,
         parse_int(0),
-        "Tokens a KV block: 32, 64 or 128, on a card 16 too; 0 = what suits the device: 64, on a card 16.",
+        "Tokens a KV block: 32, 64 or 128, on a card 16, 32 or 64; 0 = what suits the device: 64, on a card 16.",
     )
     num_kv_blocks: int | None = flag(
         None, parse_int(1), "Size of the KV cache in blocks.", shown_default="from --kv-cache-bytes"

@@ -26,6 +26,8 @@ from kernels.backend import (
     DeviceBackend,
     NoKernelsError,
     NotFusableError,
+    UnavailableBackendError,
+    UnsupportedModelError,
     UnusableIsaError,
     create_backend,
 )
@@ -195,12 +197,18 @@ def _create_backend(config: EngineConfig, machine: Machine) -> Backend:
         return machine.create_backend(device.backend, options)
     except UnusableIsaError as error:
         raise ConfigError(f"cpu_isa {error}") from error
+    except UnavailableBackendError as error:
+        raise ConfigError(f"{error}: use --backend cpu") from error
 
 
 def _settle_cuda(config: EngineConfig, arch: ArchSpec, machine: Machine) -> Compute:
     _refuse_on_cuda(config)
     backend = cast(DeviceBackend, _create_backend(config, machine))
     _check_block_size(config.cache.block_size, backend)
+    try:
+        backend.check(attn_specs(arch), torch.bfloat16)
+    except UnsupportedModelError as error:
+        raise ConfigError(f"{error}: use --backend cpu for this model") from error
     settled = replace(
         config,
         # A quantised GGUF is dequantised: there is no kernel here that reads its blocks.
