@@ -218,9 +218,7 @@ def create_backend(options: BackendOptions | None = None) -> FlashInferBackend:
     try:
         library = importlib.import_module("flashinfer")
     except ImportError as error:
-        raise UnavailableBackendError(
-            f"the cuda backend needs flashinfer, which cannot be imported: {error}"
-        ) from error
-    from kernels.cuda_accelerator import CudaAccelerator  # noqa: PLC0415 - a factory that picks an optional backend
+        raise UnavailableBackendError(f"the cuda backend needs flashinfer, and cannot import it: {error}") from error
+    from kernels.cuda_accelerator import CudaAccelerator
 
     return FlashInferBackend(flashinfer=library, accelerator=CudaAccelerator())
