@@ -130,9 +130,7 @@ def _draw(
     return torch.cat([_cut(logits[at], greatest[at], is_finite[at], records[at]) for at in parts])
 
 
-def _race(
-    logits: torch.Tensor, greatest: torch.Tensor, records: torch.Tensor, token_ids: torch.Tensor
-) -> torch.Tensor:
+def _race(logits: torch.Tensor, greatest: torch.Tensor, records: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """Draw among all: [n, 1] int64. Takes ``logits`` for its own use."""
     weights = _weigh_(logits, greatest, records)
     weights.masked_fill_(weights < _min_p(records), 0.0)  # the heaviest weighs exactly 1, and stays
@@ -140,9 +138,7 @@ def _race(
     return weights.argmax(1, keepdim=True)
 
 
-def _cut(
-    logits: torch.Tensor, greatest: torch.Tensor, is_finite: torch.Tensor, records: torch.Tensor
-) -> torch.Tensor:
+def _cut(logits: torch.Tensor, greatest: torch.Tensor, is_finite: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
     """Draw among the likeliest: [n, 1] int64. The sort is stable: of equal logits, the lower ids come first."""
     ordered, order = torch.sort(torch.where(is_finite, logits, 0.0), dim=1, descending=True, stable=True)
     weights = _weigh_(ordered, greatest, records)
