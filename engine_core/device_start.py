@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from engine_core.config import EngineConfig
 from engine_core.errors import CapacityError
 from engine_core.memory import DeviceUse, KVBudget, size_device_pool
 from engine_core.model.arch import ArchSpec
 from engine_core.model.decoder import Decoder, LanguageModel
 from engine_core.model.device_runner import build_device_runner
+from engine_core.model.device_sampler import NUM_COLUMNS, Draw, greedy_record
+from engine_core.model.device_work import DeviceWork
 from engine_core.model.largest_step import build_largest_step
 from engine_core.model.step_memory import count_table_bytes, estimate_graph_bytes, estimate_step_bytes
 from engine_core.step_executor import OverlappedExecutor, StepExecutor
@@ -90,9 +94,21 @@ def measure_use(decoder: Decoder, backend: DeviceBackend, config: EngineConfig) 
     memory = backend.accelerator.memory()
     kv = decoder.alloc_kv(num_pages=1 + len(meta.kv_indices), page_size=config.cache.block_size)
 
+    work = DeviceWork(
+        decoder=decoder,
+        kv=kv,
+        device=backend.accelerator.device,
+        max_num_seqs=meta.num_reqs,
+        max_num_rows=meta.num_reqs,
+        num_token_ids=decoder.arch.vocab_size,
+    )
+    records = torch.frombuffer(bytearray(greedy_record(work.unread_slot) * meta.num_reqs), dtype=torch.int32)
+    records = records.view(meta.num_reqs, NUM_COLUMNS).to(backend.accelerator.device)
+
     def run() -> None:
-        for _ in decoder.iter_logits(decoder.forward(meta, kv)):
-            pass
+        hidden = decoder.forward(meta, kv)
+        for draw in Draw:  # each takes its memory whatever a row's record says
+            work.head(hidden, records, draw)
 
     return DeviceUse(
         total_bytes=memory.total,
