@@ -85,38 +85,46 @@ def measure_use(decoder: Decoder, backend: DeviceBackend, config: EngineConfig) 
     """
     assert config.model.max_model_len is not None, "resolve() settles it"
     decoder.reserve_positions(config.model.max_model_len)
+    step_bytes = _measure_largest_step(decoder, backend, config)
+    # Again, of nothing: what torch's allocator keeps of the step goes back to the card. The kernels' code stays.
+    backend.accelerator.peak_bytes(lambda: None)
+    memory = backend.accelerator.memory()
+    return DeviceUse(
+        total_bytes=memory.total,
+        taken_bytes=memory.total - memory.free,
+        step_bytes=step_bytes,
+        graph_bytes=estimate_graph_bytes(decoder.arch, graph_sizes(backend, config)),
+    )
+
+
+def _measure_largest_step(decoder: Decoder, backend: DeviceBackend, config: EngineConfig) -> int:
+    """Return the bytes that it holds at once beside its pool, which is gone afterwards."""
+    page_size, device = config.cache.block_size, backend.accelerator.device
     meta = build_largest_step(
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_num_seqs=config.scheduler.max_num_seqs,
-        max_model_len=config.model.max_model_len,
-        page_size=config.cache.block_size,
+        max_model_len=config.model.max_model_len or 1,
+        page_size=page_size,
     )
-    memory = backend.accelerator.memory()
-    kv = decoder.alloc_kv(num_pages=1 + len(meta.kv_indices), page_size=config.cache.block_size)
-
+    kv = decoder.alloc_kv(num_pages=1 + len(meta.kv_indices), page_size=page_size)
     work = DeviceWork(
         decoder=decoder,
         kv=kv,
-        device=backend.accelerator.device,
+        device=device,
         max_num_seqs=meta.num_reqs,
         max_num_rows=meta.num_reqs,
         num_token_ids=decoder.arch.vocab_size,
     )
-    records = torch.frombuffer(bytearray(greedy_record(work.unread_slot) * meta.num_reqs), dtype=torch.int32)
-    records = records.view(meta.num_reqs, NUM_COLUMNS).to(backend.accelerator.device)
+    words = torch.frombuffer(bytearray(greedy_record(work.unread_slot) * meta.num_reqs), dtype=torch.int32)
+    records = words.view(meta.num_reqs, NUM_COLUMNS).to(device)
 
+    @torch.inference_mode()
     def run() -> None:
         hidden = decoder.forward(meta, kv)
-        for draw in Draw:  # each takes its memory whatever a row's record says
+        for draw in Draw:  # each takes its memory, whatever a row's record says
             work.head(hidden, records, draw)
 
-    return DeviceUse(
-        total_bytes=memory.total,
-        taken_bytes=memory.total - memory.free,
-        # The first step ever: what it leaves behind, such as the libraries' workspaces, counts with it.
-        step_bytes=backend.accelerator.peak_bytes(run),
-        graph_bytes=estimate_graph_bytes(decoder.arch, graph_sizes(backend, config)),
-    )
+    return backend.accelerator.peak_bytes(run)
 
 
 def foretell_use(arch: ArchSpec, weights_bytes: int, backend: DeviceBackend, config: EngineConfig) -> DeviceUse:
