@@ -149,6 +149,85 @@ def size_kv_pool(
     return KVBudget(num_blocks, block_bytes, cache.block_size, reason)
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """What a card's memory is spoken for before there are KV blocks, in bytes.
+
+    Attributes:
+        total_bytes: The card's.
+        taken_bytes: By the weights, and by whatever else is there, other programs included.
+        step_bytes: By the largest step while it runs.
+        graph_bytes: By CUDA graphs, set aside: they are captured over the KV blocks, hence after them.
+    """
+
+    total_bytes: int
+    taken_bytes: int
+    step_bytes: int
+    graph_bytes: int
+
+    def left_bytes(self, utilization: float) -> int:
+        """Return what remains for KV blocks of the share that may be taken."""
+        spoken_for = self.taken_bytes + self.step_bytes + self.graph_bytes + DEVICE_MARGIN_BYTES
+        return max(0, int(self.total_bytes * utilization) - spoken_for)
+
+
+# Kernels' code, cuBLAS's handles and the gaps of torch's allocator: nobody counts them.
+DEVICE_MARGIN_BYTES = 256 << 20
+
+
+def size_device_pool(
+    cache: CacheConfig, *, block_bytes: int, max_model_len: int, max_num_seqs: int, use: DeviceUse
+) -> KVBudget:
+    """Decide the number of KV blocks on a card: all that ``gpu_memory_utilization`` leaves, as far as it is of use.
+
+    Args:
+        cache: Its ``num_blocks`` or ``kv_cache_bytes`` decides where given.
+        block_bytes: One block over all layers.
+        max_model_len: Context in tokens.
+        max_num_seqs: Requests at once.
+        use: Of the card's memory.
+
+    Raises:
+        CapacityError: What was asked does not fit on the card, or not one block does.
+    """
+    left = use.left_bytes(cache.gpu_memory_utilization)
+    fits, useful = left // block_bytes - 1, max_num_seqs * -(-max_model_len // cache.block_size)
+    if cache.num_blocks is not None:
+        num_blocks, reason = cache.num_blocks, "num_kv_blocks"
+    elif cache.kv_cache_bytes is not None:
+        num_blocks, reason = cache.kv_cache_bytes // block_bytes - 1, "kv_cache_bytes"
+    elif useful <= fits:
+        num_blocks, reason = useful, f"{max_num_seqs} full-length requests"
+    else:
+        num_blocks, reason = fits, f"gpu_memory_utilization {cache.gpu_memory_utilization:g}"
+    if num_blocks < 1 or num_blocks > fits:
+        raise CapacityError(
+            f"the KV cache ({reason}: {max(num_blocks, 0)} blocks of {block_bytes / 2**20:.2f} MiB) does not fit: "
+            f"{_describe_use(use, cache.gpu_memory_utilization)}, which leaves room for {max(fits, 0)}; "
+            f"{_advise(reason)}"
+        )
+    return KVBudget(num_blocks, block_bytes, cache.block_size, reason)
+
+
+def _describe_use(use: DeviceUse, utilization: float) -> str:
+    total, taken, step, graphs = (
+        f"{each / _GIB:.2f}" for each in (use.total_bytes, use.taken_bytes, use.step_bytes, use.graph_bytes)
+    )
+    return (
+        f"of the card's {total} GiB {utilization:.0%} may be taken, and {taken} are by the weights and by others, "
+        f"{step} by the largest step and {graphs} by graphs"
+    )
+
+
+def _advise(reason: str) -> str:
+    if reason in ("num_kv_blocks", "kv_cache_bytes"):
+        return f"set --{reason.replace('_', '-')} to what fits, or raise --gpu-memory-utilization"
+    return (
+        "raise --gpu-memory-utilization, lower --max-num-batched-tokens or --max-num-seqs, stop what else is on the "
+        "card, or use a smaller model"
+    )
+
+
 def effective_model_len(max_model_len: int, budget: KVBudget) -> int:
     """Return the context in tokens: a pool smaller than one full-length request lowers it (scheduler.md B9)."""
     return min(max_model_len, budget.num_tokens)
