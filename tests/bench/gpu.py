@@ -25,8 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # run as a script, Python looks beside the script only
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script, Python looks beside the script only
 
 from tests.bench.gpu_report import (
     Figure,
@@ -40,6 +39,7 @@ from tests.bench.gpu_report import (
     read_lines,
 )
 
+ROOT = Path(__file__).resolve().parents[2]
 _END_GRACE_S = 3.0
 
 

@@ -39,9 +39,11 @@ class Attention:
         self.kv_bytes = int(meta.kv_lens.sum()) * 2 * spec.num_kv_heads * spec.head_dim * 2
         layers = num_layers or bench.pick(max(1, min(_MAX_LAYERS, -(-COLD_BYTES // self.kv_bytes))), 2)
         self.backend: DeviceBackend = bench.create_backend()
-        self.kv = self.backend.alloc_kv(
+        self.kv: Any = self.backend.alloc_kv(
             [spec] * layers, num_pages=count_pages(meta), page_size=PAGE, dtype=torch.bfloat16
         )
+        for pages in self.kv.layers:
+            pages.normal_()  # a card is faster on zeros than it will ever be on data
         self.num_layers = layers
         self.num_shared_pages = self.backend.num_shared_pages(meta, self.kv) if has_cascade else 0
         self.tensors = upload_step(

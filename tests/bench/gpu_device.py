@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ class Bench:
                 call()
             event.record()
         self.accelerator.synchronize()
-        return [a.elapsed_time(b) / 1e3 / inner for a, b in zip(events, events[1:], strict=False)]
+        return [a.elapsed_time(b) / 1e3 / inner for a, b in itertools.pairwise(events)]
 
     def time_captured_s(self, body: Callable[[], None], n: int, *, parts: int = 1) -> list[float]:
         """Capture ``body`` in a graph and return the device's time for each of ``n`` replays, divided by ``parts``."""
@@ -153,12 +154,12 @@ class FactoryState:
         wrap: Put around the accelerator, to look at what passes through.
     """
 
-    is_dry: bool = False
-    has_graphs: bool = True
-    wrap: Callable[[Accelerator], Accelerator] = staticmethod(lambda accelerator: accelerator)
+    is_dry: bool
+    has_graphs: bool
+    wrap: Callable[[Accelerator], Accelerator]
 
 
-STATE = FactoryState()
+STATE = FactoryState(False, True, lambda accelerator: accelerator)
 
 
 def install_factories(*, is_dry: bool) -> None:
