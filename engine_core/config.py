@@ -1,6 +1,7 @@
 """EngineConfig: frozen, checked once, read by everyone and written by nobody.
 
-Device-dependent defaults are None until ``resolve()`` returns a new, complete object.
+What depends on the model is settled by ``resolve()``, what depends on the device by engine_core.model.compute: each
+returns a new object. Until then None, 0 or auto stand for what suits. The defaults are a CPU's.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ class CacheConfig:
     """The paged KV cache.
 
     Attributes:
-        block_size: Tokens a KV block.
+        block_size: Tokens a KV block; 0 = what suits the device.
         num_blocks: Usable KV blocks; None = from ``kv_cache_bytes``, or from what is free after loading.
         kv_cache_bytes: Memory for KV blocks; None = from what is free.
+        gpu_memory_utilization: Share of a card's memory that may be taken, by weights, steps and KV together, 0..1.
         enable_prefix_caching: Reuse the KV of equal prompt prefixes.
         watermark: Share of the blocks that admission leaves free while anything runs, 0..1.
         kv_cache_dtype: auto, bf16 or int8; auto = the model's dtype.
@@ -54,6 +56,7 @@ class CacheConfig:
     block_size: int = 64
     num_blocks: int | None = None
     kv_cache_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
     watermark: float = 0.01
     kv_cache_dtype: str = "auto"
@@ -65,7 +68,7 @@ class SchedulerConfig:
 
     Attributes:
         max_num_batched_tokens: Tokens a step at most, prompt and output together; 0 = what suits the kernels.
-        max_num_seqs: Requests running at once at most.
+        max_num_seqs: Requests running at once at most; 0 = what suits the device.
         max_chunk_size: Tokens of one request a step at most; 0 = no limit of its own.
         long_prefill_token_threshold: A second such limit; 0 = off.
         enable_chunked_prefill: Off: a prompt is computed in one step or not yet.
@@ -74,7 +77,9 @@ class SchedulerConfig:
         delay_factor: A new request waits this many times the last prompt step's duration while others run; 0 = off.
         target_itl_ms: Prompts get no more of a step than keeps the gap between a running stream's tokens at so many
             milliseconds, as measured while serving; 0 = off.
-        async_scheduling: Schedule the next step while this one executes; None = where it measures faster.
+        async_scheduling: Schedule the next step while this one executes; None = where a card computes. On a CPU the
+            model and the scheduler share the cores: running ahead gains nothing there, and a new request waits for one
+            more step.
         enable_cascade_attn: Count the leading KV blocks that all rows of a step share, for kernels that read them once.
     """
 
@@ -96,16 +101,19 @@ class DeviceConfig:
     """What computes.
 
     Attributes:
-        backend: A name of kernels.backend.backend_names().
+        backend: A name of kernels.backend.backend_names(), or auto: cuda where there is a card and flashinfer, else
+            cpu.
         num_threads: Compute threads; 0 = as many as affinity and cgroup allow.
         cpu_isa: The cpu backend's instruction set, or torch; auto = the quickest that runs here.
         cache_dir: Where kernels are built; None = the user's cache.
+        enforce_eager: No CUDA graphs: each step of a card's is queued kernel by kernel.
     """
 
-    backend: str = "cpu"
+    backend: str = "auto"
     num_threads: int = 0
     cpu_isa: str = "auto"
     cache_dir: Path | None = None
+    enforce_eager: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,20 +129,22 @@ class EngineConfig:
         """Raise ConfigError where fields contradict each other (scheduler.md B9)."""
         self._check_scheduling()
         sched, cache = self.scheduler, self.cache
-        if sched.max_num_seqs < 1:
-            raise ConfigError(f"max_num_seqs must be at least 1, not {sched.max_num_seqs}")
+        if sched.max_num_seqs < 0:
+            raise ConfigError(f"max_num_seqs must be at least 1, or 0 for what suits, not {sched.max_num_seqs}")
         if 0 < sched.max_num_batched_tokens < sched.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({sched.max_num_batched_tokens}) is below "
                 f"max_num_seqs ({sched.max_num_seqs}): a full batch of one token each would not fit; "
                 "raise the first or lower the second"
             )
-        if cache.block_size < 1:
-            raise ConfigError(f"block_size must be at least 1, not {cache.block_size}")
+        if cache.block_size < 0:
+            raise ConfigError(f"block_size must be at least 1, or 0 for what suits, not {cache.block_size}")
         if cache.num_blocks is not None and cache.num_blocks < 1:
             raise ConfigError(f"num_blocks must be at least 1, not {cache.num_blocks}")
         if not 0.0 <= cache.watermark < 1.0:
             raise ConfigError(f"watermark must lie in [0, 1), not {cache.watermark}")
+        if not 0.0 < cache.gpu_memory_utilization <= 1.0:
+            raise ConfigError(f"gpu_memory_utilization must lie in (0, 1], not {cache.gpu_memory_utilization}")
         self._check_compute()
 
     def _check_compute(self) -> None:
@@ -212,11 +222,8 @@ class EngineConfig:
         return replace(
             self,
             model=replace(self.model, max_model_len=max_model_len),
-            # On a CPU the model and the scheduler share the cores: running ahead gains nothing there, and a new
-            # request waits for one more step.
             scheduler=replace(
                 sched,
-                async_scheduling=bool(sched.async_scheduling),
                 max_num_batched_tokens=budget if budget or sched.enable_chunked_prefill else max_model_len,
             ),
         )

@@ -14,21 +14,23 @@ import numpy as np
 
 from engine_core.config import EngineConfig
 from engine_core.core import EngineCore
-from engine_core.errors import EngineDeadError, EngineError, EngineFailure, classify_failure
+from engine_core.device_start import check_weights_fit, measure_use
+from engine_core.errors import EngineDeadError, EngineError, EngineFailure, classify_failure, describe_failure
 from engine_core.forecast import Forecast, forecast, ready_state
 from engine_core.housekeeping import collect_garbage, no_full_collections
 from engine_core.kv_cache.manager import KVCacheManager
-from engine_core.memory import KVBudget, available_bytes, effective_model_len, size_kv_pool
+from engine_core.memory import KVBudget, available_bytes, effective_model_len, size_device_pool, size_kv_pool
 from engine_core.messages import EngineCommand, EngineCoreOutputs, EngineCoreRequest, EnginePhase, EngineState
 from engine_core.model.checkpoint import Checkpoint, imagine_checkpoint, open_checkpoint
-from engine_core.model.compute import settle_compute
-from engine_core.model.decoder import LanguageModel
+from engine_core.model.compute import THIS_MACHINE, Machine, settle_compute
+from engine_core.model.decoder import Decoder, LanguageModel
+from engine_core.model.device_runner import build_device_runner
 from engine_core.model.runner import ModelRunner
 from engine_core.scheduler.constraints import build_constraints
 from engine_core.scheduler.scheduler import Scheduler
 from engine_core.snapshot import EngineSnapshot
-from engine_core.step_executor import DirectExecutor, StepExecutor, StepThread, ThreadedExecutor
-from kernels.backend import KVPool, StepMeta
+from engine_core.step_executor import DirectExecutor, OverlappedExecutor, StepExecutor, StepThread, ThreadedExecutor
+from kernels.backend import DeviceBackend, KVPool, StepMeta
 
 __all__ = [
     "Checkpoint",
@@ -42,15 +44,17 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+_LOADED = 0.98  # of the progress; the rest is what comes after the weights
 
-def resolve_config(config: EngineConfig, checkpoint: Checkpoint) -> EngineConfig:
-    """Return the config with everything settled that depends on the checkpoint and on this machine.
+
+def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machine = THIS_MACHINE) -> EngineConfig:
+    """Return the config with everything settled that depends on the checkpoint and on the machine.
 
     Raises:
         ConfigError: The configuration does not fit them.
     """
     resolved = config.resolve(trained_model_len=checkpoint.arch.max_position_embeddings)
-    return settle_compute(resolved, checkpoint.arch).config
+    return settle_compute(resolved, checkpoint.arch, machine).config
 
 
 class Engine:
@@ -62,6 +66,7 @@ class Engine:
         publish: Gets each step's outputs, on the engine's thread; must not block.
         on_state: Gets each new state, on one of the engine's threads.
         num_token_ids: Ids that the tokenizer knows: none above is ever sampled. None = all that the model has.
+        machine: What to compute on; for tests.
 
     Raises:
         ConfigError: The configuration does not fit the checkpoint.
@@ -75,15 +80,16 @@ class Engine:
         publish: Callable[[EngineCoreOutputs], None],
         on_state: Callable[[EngineState], None] = lambda state: None,
         num_token_ids: int | None = None,
+        machine: Machine = THIS_MACHINE,
     ) -> None:
-        resolved = config.resolve(trained_model_len=checkpoint.arch.max_position_embeddings)
-        self._compute = settle_compute(resolved, checkpoint.arch)
-        self._config = self._compute.config
+        self._config = resolve_config(config, checkpoint, machine)
+        self._machine = machine
         self._checkpoint = checkpoint
         self._publish = publish
         self._on_state = on_state
         self._num_token_ids = num_token_ids
         self._state = EngineState(EnginePhase.LOADING, "starting")
+        self._device: DeviceBackend | None = None
         self._core: EngineCore | None = None
         self._stop_asked = threading.Event()
         self._unanswered: set[Future[bool]] = set()
@@ -165,7 +171,9 @@ class Engine:
 
     # ------------------------------------------------------------------ the engine's thread
     def _run(self) -> None:
-        thread = StepThread() if self._config.scheduler.async_scheduling else None
+        # A card runs a step beside the host as it is; a CPU's runs beside the loop on a thread of its own.
+        is_cuda = self._config.device.backend == "cuda"
+        thread = StepThread() if self._config.scheduler.async_scheduling and not is_cuda else None
         try:
             # The thread that loads the model also runs it: its compute threads are its own.
             core = thread.submit(lambda: self._load(thread)).result() if thread else self._load(None)
@@ -175,12 +183,14 @@ class Engine:
             if thread:
                 # A step scheduled ahead may still run: whoever hears of the end may take the interpreter away.
                 thread.close()
+            if self._device is not None:
+                self._device.accelerator.synchronize()
             self._set_state(replace(self._state, phase=EnginePhase.STOPPED, detail="stopped"))
         except EngineError as error:
             self._die(str(error), classify_failure(error))
         except BaseException as error:  # a panic in a Rust library is no Exception, and nobody above would hear of it
             logger.exception("the engine died")
-            self._die(f"{type(error).__name__}: {error}", classify_failure(error))
+            self._die(describe_failure(error), classify_failure(error))
         finally:
             self._fail_unanswered()
             if thread:
@@ -199,26 +209,68 @@ class Engine:
         self._set_state(replace(self._state, progress=progress, detail=detail))
 
     def _load(self, thread: StepThread | None) -> EngineCore:
-        model = self._compute.load(self._checkpoint, self._report)
+        # Settled once more: what computes belongs to this thread.
+        compute = settle_compute(self._config, self._checkpoint.arch, self._machine)
+        self._device = compute.device
+        if compute.device is not None:
+            weights_bytes = compute.measure(self._checkpoint).weights_bytes
+            check_weights_fit(weights_bytes, compute.device, self._config)
+        model = compute.load(self._checkpoint, self._report)
         budget = self._size_pool(model)
         kv = model.alloc_kv(num_pages=budget.num_blocks + 1, page_size=budget.block_size)
         max_model_len = self._effective_model_len(budget)
-        self._report(0.98, "warming up")
-        warm_up(model, kv)
-        runner = ModelRunner(decoder=model, kv=kv, max_model_len=max_model_len, num_token_ids=self._num_token_ids)
-        executor = ThreadedExecutor(runner, thread) if thread else DirectExecutor(runner)
+        if compute.device is not None:
+            executor = self._start_device(model, kv, compute.device, max_model_len)
+        else:
+            executor = self._start_host(model, kv, thread, max_model_len)
         self._core = self._build_core(executor, budget, max_model_len)
         self._set_state(ready_state(budget, weights_bytes=model.weights_bytes, max_model_len=max_model_len))
         return self._core
 
-    def _size_pool(self, model: LanguageModel) -> KVBudget:
-        cache = self._config.cache
-        return size_kv_pool(
-            cache,
-            block_bytes=model.kv_page_bytes(cache.block_size),
-            max_model_len=self._max_model_len,
+    def _start_host(
+        self, model: LanguageModel, kv: KVPool, thread: StepThread | None, max_model_len: int
+    ) -> StepExecutor:
+        self._report(_LOADED, "warming up")
+        warm_up(model, kv)
+        runner = ModelRunner(decoder=model, kv=kv, max_model_len=max_model_len, num_token_ids=self._num_token_ids)
+        return ThreadedExecutor(runner, thread) if thread else DirectExecutor(runner)
+
+    def _start_device(
+        self, model: LanguageModel, kv: KVPool, device: DeviceBackend, max_model_len: int
+    ) -> StepExecutor:
+        assert isinstance(model, Decoder)
+        runner = build_device_runner(
+            decoder=model,
+            kv=kv,
+            backend=device,
+            max_model_len=max_model_len,
             max_num_seqs=self._config.scheduler.max_num_seqs,
-            available=available_bytes(),
+            max_num_batched_tokens=self._config.scheduler.max_num_batched_tokens,
+            num_token_ids=self._num_token_ids,
+            on_progress=lambda share, detail: self._report(_LOADED + (1.0 - _LOADED) * share, detail),
+            enforce_eager=self._config.device.enforce_eager,
+        )
+        return OverlappedExecutor(runner)
+
+    def _size_pool(self, model: LanguageModel) -> KVBudget:
+        cache, max_num_seqs = self._config.cache, self._config.scheduler.max_num_seqs
+        block_bytes = model.kv_page_bytes(cache.block_size)
+        if self._device is None:
+            return size_kv_pool(
+                cache,
+                block_bytes=block_bytes,
+                max_model_len=self._max_model_len,
+                max_num_seqs=max_num_seqs,
+                available=available_bytes(),
+            )
+        assert isinstance(model, Decoder)
+        self._report(_LOADED, "measuring the largest step")
+        return size_device_pool(
+            cache,
+            block_bytes=block_bytes,
+            max_model_len=self._max_model_len,
+            max_num_seqs=max_num_seqs,
+            use=measure_use(model, self._device, self._config),
         )
 
     @property

@@ -57,3 +57,17 @@ def classify_failure(error: BaseException) -> EngineFailure:
         case RuntimeError() | OSError() if any(words in str(error).lower() for words in _MEMORY_WORDS):
             return EngineFailure.MEMORY
     return EngineFailure.FAULT
+
+
+def describe_failure(error: BaseException) -> str:
+    """Return what ended the engine, as a sentence or its own words where nobody knows better."""
+    text = str(error).strip()
+    first, is_cuda = text.partition("\n")[0], "cuda" in text.lower()
+    if is_cuda and classify_failure(error) is EngineFailure.MEMORY:
+        return (
+            f"the card's memory is exhausted: lower --gpu-memory-utilization, --max-num-batched-tokens or "
+            f"--max-num-seqs, or stop what else is on the card ({first})"
+        )
+    if is_cuda and isinstance(error, RuntimeError):
+        return f"the card failed, and nothing more can run on it before a new start: {first}"
+    return f"{type(error).__name__}: {text}"

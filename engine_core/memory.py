@@ -149,6 +149,84 @@ def size_kv_pool(
     return KVBudget(num_blocks, block_bytes, cache.block_size, reason)
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """What a card's memory is spoken for before there are KV blocks, in bytes.
+
+    Attributes:
+        total_bytes: The card's.
+        taken_bytes: By the weights, and by whatever else is there, other programs included.
+        step_bytes: By the largest step while it runs.
+        graph_bytes: By CUDA graphs, set aside: they are captured over the KV blocks, hence after them.
+    """
+
+    total_bytes: int
+    taken_bytes: int
+    step_bytes: int
+    graph_bytes: int
+
+    def left_bytes(self, utilization: float) -> int:
+        """Return what remains for KV blocks of the share that may be taken."""
+        spoken_for = self.taken_bytes + self.step_bytes + self.graph_bytes + DEVICE_MARGIN_BYTES
+        return max(0, int(self.total_bytes * utilization) - spoken_for)
+
+
+# Kernels' code, cuBLAS's handles and the gaps of torch's allocator: nobody counts them.
+DEVICE_MARGIN_BYTES = 256 << 20
+
+
+def size_device_pool(
+    cache: CacheConfig, *, block_bytes: int, max_model_len: int, max_num_seqs: int, use: DeviceUse
+) -> KVBudget:
+    """Decide the number of KV blocks on a card: all that ``gpu_memory_utilization`` leaves, as far as it is of use.
+
+    Args:
+        cache: Its ``num_blocks`` or ``kv_cache_bytes`` decides where given.
+        block_bytes: One block over all layers.
+        max_model_len: Context in tokens.
+        max_num_seqs: Requests at once.
+        use: Of the card's memory.
+
+    Raises:
+        CapacityError: What was asked does not fit on the card, or not one block does.
+    """
+    left = use.left_bytes(cache.gpu_memory_utilization)
+    fits, useful = left // block_bytes - 1, max_num_seqs * -(-max_model_len // cache.block_size)
+    if cache.num_blocks is not None:
+        num_blocks, reason = cache.num_blocks, "num_kv_blocks"
+    elif cache.kv_cache_bytes is not None:
+        num_blocks, reason = cache.kv_cache_bytes // block_bytes - 1, "kv_cache_bytes"
+    elif useful <= fits:
+        num_blocks, reason = useful, f"{max_num_seqs} full-length requests"
+    else:
+        num_blocks, reason = fits, f"gpu_memory_utilization {cache.gpu_memory_utilization:g}"
+    if num_blocks < 1 or num_blocks > fits:
+        raise CapacityError(_describe_lack(cache, use, num_blocks, fits, block_bytes, reason))
+    return KVBudget(num_blocks, block_bytes, cache.block_size, reason)
+
+
+def _describe_lack(
+    cache: CacheConfig, use: DeviceUse, num_blocks: int, fits: int, block_bytes: int, reason: str
+) -> str:
+    share = cache.gpu_memory_utilization
+    spent = (
+        f"of the card's {use.total_bytes / _GIB:.2f} GiB, {share:.0%} may be taken, and {use.taken_bytes / _GIB:.2f} "
+        f"GiB are taken by the weights and by others, {use.step_bytes / _GIB:.2f} GiB by the largest step and "
+        f"{use.graph_bytes / _GIB:.2f} GiB by graphs"
+    )
+    if reason in ("num_kv_blocks", "kv_cache_bytes") and num_blocks >= 1:
+        needed = (num_blocks + 1) * block_bytes
+        return (
+            f"{num_blocks} KV blocks need {needed / _GIB:.2f} GiB; {spent}; at most {max(fits, 0)} blocks fit: "
+            f"lower --{reason.replace('_', '-')}, or raise --gpu-memory-utilization"
+        )
+    return (
+        f"the KV cache ({reason}) would hold no block of {block_bytes / 2**20:.1f} MiB; {spent}: raise "
+        "--gpu-memory-utilization, lower --max-num-batched-tokens or --max-num-seqs, stop what else is on the card, or "
+        "use a smaller model"
+    )
+
+
 def effective_model_len(max_model_len: int, budget: KVBudget) -> int:
     """Return the context in tokens: a pool smaller than one full-length request lowers it (scheduler.md B9)."""
     return min(max_model_len, budget.num_tokens)

@@ -31,6 +31,8 @@ __all__ = [
     "NotFusableError",
     "StepMeta",
     "StepTensors",
+    "UnavailableBackendError",
+    "UnsupportedModelError",
     "UnusableIsaError",
     "backend_names",
     "create_backend",
@@ -47,6 +49,14 @@ class NoKernelsError(NotFusableError):
 
 class UnusableIsaError(ValueError):
     """The instruction set that was asked for cannot be used; the message lists those that can."""
+
+
+class UnavailableBackendError(ValueError):
+    """The backend cannot compute on this machine; the message says what is missing."""
+
+
+class UnsupportedModelError(ValueError):
+    """The backend cannot compute such a model at all; the message says what it can, as a sentence without a stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +164,17 @@ class DeviceBackend(Backend, Protocol):
 
     accelerator: Accelerator
 
+    def check(self, layer_specs: Sequence[AttnSpec], dtype: torch.dtype) -> None:
+        """Refuse a model that this backend, or this card, has no kernels for. ``alloc_kv`` does so too.
+
+        Args:
+            layer_specs: One per layer.
+            dtype: Of its weights, hidden states and KV.
+
+        Raises:
+            UnsupportedModelError: There are none.
+        """
+
     def graph_sizes(self, max_num_reqs: int) -> tuple[int, ...]:
         """Return the batch sizes, ascending, that decoding is captured for."""
 
@@ -176,6 +197,7 @@ class DeviceBackend(Backend, Protocol):
 _FACTORIES: dict[str, str] = {
     "torch": "kernels.torch_backend:create_backend",
     "cpu": "kernels.cpu_backend:create_backend",
+    "cuda": "kernels.flashinfer_backend:create_backend",
 }
 
 
@@ -192,6 +214,7 @@ def create_backend(name: str, options: BackendOptions | None = None) -> Backend:
         options: None = all defaults.
 
     Raises:
+        UnavailableBackendError: This machine has not what the backend computes on.
         UnusableIsaError: ``options.cpu_isa`` cannot be used here.
         ValueError: The name is not registered; the message lists those that are.
     """

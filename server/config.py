@@ -41,6 +41,7 @@ from server.flag_values import (
     parse_otlp_endpoint,
     parse_path,
     parse_port,
+    parse_positive_share,
     parse_seconds,
     parse_share,
     parse_text,
@@ -48,8 +49,8 @@ from server.flag_values import (
 from server.flags import ENV_PREFIX, Flag, add_flags_of, build_flags_table, flag, flags_of, parse_variable
 from server.overload.limits import Limits
 
-# kernels.backend.backend_names(), which would cost every --help an import of torch; a test compares the two.
-BACKENDS = ("torch", "cpu")
+# auto and kernels.backend.backend_names(), which would cost every --help an import of torch; a test compares the two.
+BACKENDS = ("auto", "torch", "cpu", "cuda")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("auto", "human", "json")
 
@@ -119,7 +120,11 @@ class ServerConfig:
         metavar="DTYPE",
         choices=KV_CACHE_DTYPES,
     )
-    block_size: int = flag(_CACHE.block_size, parse_int(1), "Tokens a KV block: 32, 64 or 128.")
+    block_size: int = flag(
+        0,
+        parse_int(0),
+        "Tokens a KV block: 32, 64 or 128, on a card 16, 32 or 64; 0 = what suits the device: 64, on a card 16.",
+    )
     num_kv_blocks: int | None = flag(
         None, parse_int(1), "Size of the KV cache in blocks.", shown_default="from --kv-cache-bytes"
     )
@@ -128,7 +133,14 @@ class ServerConfig:
         parse_bytes,
         "Size of the KV cache in bytes, such as 4G or 512M.",
         metavar="SIZE",
-        shown_default="half of the free memory, or what --max-num-seqs full-length requests need",
+        shown_default="half of the free memory (on a card: what --gpu-memory-utilization leaves), or what "
+        "--max-num-seqs full-length requests need",
+    )
+    gpu_memory_utilization: float = flag(
+        _CACHE.gpu_memory_utilization,
+        parse_positive_share,
+        "Share of a card's memory that may be taken: by weights, steps and KV cache, and by other programs there.",
+        metavar="SHARE",
     )
     enable_prefix_caching: bool = flag(
         _CACHE.enable_prefix_caching, parse_bool, "Compute equal beginnings of prompts once."
@@ -142,9 +154,9 @@ class ServerConfig:
     max_num_batched_tokens: int = flag(
         0,
         parse_int(0),
-        "Tokens a step, prompt and output together; 0 = what suits the kernels: 512 with AMX, else 128.",
+        "Tokens a step, prompts and output; 0 = what suits the kernels: 8192 on a card, 512 with AMX, else 128.",
     )
-    max_num_seqs: int = flag(_SCHEDULER.max_num_seqs, parse_int(1), "Requests running at once.")
+    max_num_seqs: int = flag(0, parse_int(0), "Requests running at once; 0 = what suits the device: 64, on a card 256.")
     enable_chunked_prefill: bool = flag(
         _SCHEDULER.enable_chunked_prefill, parse_bool, "Compute a long prompt over several steps, beside the others."
     )
@@ -186,15 +198,21 @@ class ServerConfig:
     async_scheduling: bool | None = flag(
         _SCHEDULER.async_scheduling,
         parse_bool_or_auto,
-        "Schedule the next step while this one executes; auto does so where it measures faster.",
+        "Schedule the next step while this one executes; auto does so where a card computes.",
         shown_default="auto",
     )
     backend: str = flag(
         _DEVICE.backend,
         parse_text,
-        "What computes: cpu is fast, torch is the slow reference.",
+        "What computes: cuda is a card of NVIDIA's, cpu is fast, torch is the slow reference; auto takes cuda where "
+        "torch sees a card and flashinfer is installed, else cpu.",
         metavar="NAME",
         choices=BACKENDS,
+    )
+    enforce_eager: bool = flag(
+        _DEVICE.enforce_eager,
+        parse_bool,
+        "Do without CUDA graphs: starts sooner, and takes longer for each token of a small batch.",
     )
     num_threads: int = flag(
         _DEVICE.num_threads,
@@ -392,6 +410,7 @@ class ServerConfig:
                 enable_prefix_caching=self.enable_prefix_caching,
                 watermark=self.watermark,
                 kv_cache_dtype=self.kv_cache_dtype,
+                gpu_memory_utilization=self.gpu_memory_utilization,
             ),
             scheduler=SchedulerConfig(
                 max_num_batched_tokens=self.max_num_batched_tokens,
@@ -405,7 +424,7 @@ class ServerConfig:
                 target_itl_ms=self.target_itl_ms,
                 async_scheduling=self.async_scheduling,
             ),
-            device=DeviceConfig(self.backend, self.num_threads, self.cpu_isa, self.cache_dir),
+            device=DeviceConfig(self.backend, self.num_threads, self.cpu_isa, self.cache_dir, self.enforce_eager),
         )
 
     def to_limits(self, scheduler: SchedulerConfig) -> Limits:

@@ -81,6 +81,17 @@ def parse_share(text: str) -> float:
     return value
 
 
+def parse_positive_share(text: str) -> float:
+    """Return a number in (0, 1]."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"must be a number above 0, at most 1, not {text!r}") from None
+    if not 0.0 < value <= 1.0:
+        raise ValueError(f"must lie in (0, 1], not {text}")
+    return value
+
+
 def parse_factor(text: str) -> float:
     """Return a number of at least 0, not infinite."""
     try:

@@ -15,6 +15,7 @@ ALLOWED = {"server": {"server", "engine_core"}, "engine_core": {"engine_core", "
 LAYERS = (
     {"engine"},
     {"forecast"},
+    {"device_start"},
     {"core", "step_executor"},
     {"model"},
     {"scheduler"},

@@ -255,6 +255,11 @@ class Decoder:
         return torch.from_numpy(array).to(self._backend.device)
 
 
+def table_length(num_positions: int) -> int:
+    """Return how many positions a rope's table has once it reaches so far."""
+    return max(_FIRST_TABLE_POSITIONS, 1 << (num_positions - 1).bit_length())
+
+
 class CosSinTable:
     """One rope's table, grown to the longest context seen: a 128k context would cost 64 MiB and more at load.
 
@@ -272,7 +277,7 @@ class CosSinTable:
         """Make room for so many positions; return whether the table is another one now."""
         if num_positions <= len(self.values):
             return False
-        self.values = self._build(1 << (num_positions - 1).bit_length())
+        self.values = self._build(table_length(num_positions))
         return True
 
     def _build(self, num_positions: int) -> torch.Tensor:

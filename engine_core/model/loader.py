@@ -75,12 +75,15 @@ class _Loader:
     def decoder(self, layers: list[LayerWeights]) -> DecoderWeights:
         embedding = self._copy("model.embed_tokens.weight")
         self._num_bytes += embedding.nbytes
-        head = embedding if self._arch.tie_word_embeddings else self._copy("lm_head.weight")
+        is_tied = self._arch.tie_word_embeddings
+        head = embedding if is_tied else self._copy("lm_head.weight")
+        if not (is_tied and _keeps_weights(self._backend)):
+            self._count(head, None)
         return DecoderWeights(
             embedding=embedding,
             layers=layers,
             final_norm=self._norm("model.norm"),
-            lm_head=self._pack(head, None),
+            lm_head=self._into_backend(head, None),
             num_bytes=self._num_bytes,
         )
 
@@ -92,6 +95,9 @@ class _Loader:
 
     def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
         self._count(weight, bias)
+        return self._into_backend(weight, bias)
+
+    def _into_backend(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
         return self._backend.pack_linear(weight, bias)
 
     def _count(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -119,8 +125,8 @@ class _Loader:
 class _Measure(_Loader):
     """The same loader over tensors that have a shape and no numbers."""
 
-    def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
-        self._count(weight, bias)
+    def _into_backend(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        return None
 
     def _copy(self, name: str) -> torch.Tensor:
         return torch.empty(self._weights.shapes[name], dtype=self._dtype, device="meta")
@@ -130,3 +136,8 @@ class _Measure(_Loader):
 
     def _norm(self, name: str) -> torch.Tensor:
         return self._copy(f"{name}.weight")
+
+
+def _keeps_weights(backend: Backend) -> bool:
+    """A card's linears are the tensors as they come: a tied head takes no memory of its own."""
+    return hasattr(backend, "accelerator")

@@ -14,6 +14,8 @@ FloatRow: TypeAlias = NDArray[np.float32]
 IdRow: TypeAlias = NDArray[np.uint32]
 
 _BELOW_ONE = np.float32(1 - 2**-24)
+_KEY = struct.Struct("<QQB")
+_LOW_64_BITS = 2**64 - 1
 
 
 class DrawPurpose(enum.IntEnum):
@@ -47,10 +49,14 @@ def uniforms(seed: int, output_index: int, purpose: DrawPurpose, token_ids: IdRo
     return np.minimum(u, _BELOW_ONE, out=u)
 
 
+def key_bytes(seed: int, output_index: int, purpose: DrawPurpose) -> bytes:
+    """Return three little-endian 32-bit words that differ wholly wherever an argument differs."""
+    data = _KEY.pack(seed & _LOW_64_BITS, output_index, purpose)
+    return hashlib.blake2b(data, digest_size=12).digest()
+
+
 def _key(seed: int, output_index: int, purpose: DrawPurpose) -> IdRow:
-    """Three words that differ wholly wherever an argument differs."""
-    data = struct.pack("<QQB", seed & (2**64 - 1), output_index, purpose)
-    return np.array(struct.unpack("<III", hashlib.blake2b(data, digest_size=12).digest()), np.uint32)
+    return np.frombuffer(key_bytes(seed, output_index, purpose), "<u4").astype(np.uint32)
 
 
 def _hash(key: IdRow, token_ids: IdRow) -> IdRow:

@@ -32,7 +32,7 @@ from engine_core.sampling_params import SamplingParams
 from kernels.backend import IntArray
 
 # Below it a weight other than the heaviest is 0 for any logits that a model gives, and floats soon run out.
-_LEAST_TEMPERATURE = 1e-20
+LEAST_TEMPERATURE = 1e-20
 _GREATEST = float(np.finfo(np.float32).max)
 
 
@@ -75,7 +75,7 @@ def _draw(logits: FloatRow, params: SamplingParams, output_index: int) -> int:
     if 0 < params.top_k < len(logits):
         kept = likeliest(logits, params.top_k)
         logits, token_ids = logits[kept], token_ids[kept]
-    weights = np.exp((logits - logits.max()) / np.float32(max(params.temperature, _LEAST_TEMPERATURE)))
+    weights = np.exp((logits - logits.max()) / np.float32(max(params.temperature, LEAST_TEMPERATURE)))
     if params.top_p < 1.0:
         kept = nucleus(logits, weights, params.top_p)
         weights, token_ids = weights[kept], token_ids[kept]

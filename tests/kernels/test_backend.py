@@ -3,10 +3,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.backend import AttnSpec, Backend, backend_names, create_backend
+from kernels.backend import AttnSpec, Backend, UnavailableBackendError, backend_names, create_backend
+
+HOST_BACKENDS = tuple(name for name in backend_names() if name != "cuda")
 
 
-@pytest.mark.parametrize("name", backend_names())
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a card")
+def test_the_cuda_backend_says_that_there_is_no_card() -> None:
+    with pytest.raises(UnavailableBackendError, match="needs an NVIDIA card that torch can use, and sees none"):
+        create_backend("cuda")
+
+
+@pytest.mark.parametrize("name", HOST_BACKENDS)
 def test_a_backend_is_created_by_its_name(name: str) -> None:
     backend: Backend = create_backend(name)
     assert backend.name == name
@@ -14,7 +22,7 @@ def test_a_backend_is_created_by_its_name(name: str) -> None:
     assert backend.default_dtype in (torch.float32, torch.bfloat16)
 
 
-@pytest.mark.parametrize("name", backend_names())
+@pytest.mark.parametrize("name", HOST_BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_page_bytes_are_known_before_a_pool_is_allocated(name: str, dtype: torch.dtype) -> None:
     backend = create_backend(name)
@@ -27,5 +35,5 @@ def test_page_bytes_are_known_before_a_pool_is_allocated(name: str, dtype: torch
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="unknown backend 'tpu'; known: torch, cpu"):
+    with pytest.raises(ValueError, match="unknown backend 'tpu'; known: torch, cpu, cuda"):
         create_backend("tpu")

@@ -1,0 +1,177 @@
+"""sampler.py's steps 5 to 10 for a whole batch on the device, each row by its own record. No host waits.
+
+What bends logits (bias, penalties, masks) is the host's. A row gets the token that the host would pick from the same
+logits, unless floats are as good as equal: one function, computed by two machines.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+
+from engine_core.model.device_noise import exponentials
+from engine_core.model.noise import DrawPurpose, key_bytes
+from engine_core.model.sampler import LEAST_TEMPERATURE
+from engine_core.sampling_params import SamplingParams
+
+# A record is what the device is told of one row of logits, in 32-bit words:
+#   0,1 top_p (float64) | 2 temperature | 3 min_p | 4 top_k | 5 slot | 6,7,8 key of the noise | 9 unused, so that the
+#   next row's float64 is aligned
+NUM_COLUMNS = 10
+_TOP_P, _TEMPERATURE, _MIN_P, _TOP_K, _SLOT, _KEY = 0, 2, 3, 4, 5, 6
+_HEAD = struct.Struct("<dffii")
+_NO_KEY = bytes(16)
+_END = bytes(4)
+_MAX_TOP_K = 2**31 - 1
+# Sorting takes some seven times the memory of the logits: of more than these, fp32, a part is sorted at a time.
+_MAX_SORTED_BYTES = 64 << 20
+
+
+class Draw(IntEnum):
+    """What it takes to pick tokens; a step takes the most that one of its rows does."""
+
+    GREEDY = 0
+    RACE = 1  # chance decides among all tokens, or those above min_p
+    CUT = 2  # among the likeliest: a sort
+
+
+class RowRecord(NamedTuple):
+    """What stays the same of a request's records.
+
+    Attributes:
+        draw: What its rows take.
+        head: All words before the key.
+        seed: Of the key.
+    """
+
+    draw: Draw
+    head: bytes
+    seed: int
+
+    def words(self, output_index: int) -> bytes:
+        """Return the record for the token of that index: NUM_COLUMNS words."""
+        if self.draw is Draw.GREEDY:
+            return self.head + _NO_KEY
+        return self.head + key_bytes(self.seed, output_index, DrawPurpose.SAMPLE) + _END
+
+
+def build_record(params: SamplingParams, slot: int) -> RowRecord:
+    """Build a request's record.
+
+    Args:
+        params: How to sample; what bends logits is not looked at.
+        slot: Where its tokens are kept on the device.
+    """
+    is_greedy = params.temperature == 0.0
+    temperature = 0.0 if is_greedy else max(params.temperature, LEAST_TEMPERATURE)
+    is_cut = params.top_k > 0 or params.top_p < 1.0
+    draw = Draw.GREEDY if is_greedy else Draw.CUT if is_cut else Draw.RACE
+    top_k = min(max(params.top_k, 0), _MAX_TOP_K)
+    head = _HEAD.pack(params.top_p, temperature, min(params.min_p, 1.0), top_k, slot)
+    return RowRecord(draw, head, params.seed)
+
+
+def greedy_record(slot: int) -> bytes:
+    """Return the record of a row that nobody reads, or whose token the host picks."""
+    return _HEAD.pack(1.0, 0.0, 0.0, 0, slot) + _NO_KEY
+
+
+def slots(records: torch.Tensor) -> torch.Tensor:
+    """View the slots in records: [n] int32."""
+    return records[:, _SLOT]
+
+
+class Picked(NamedTuple):
+    """One step's tokens, [n] int32 each.
+
+    Attributes:
+        token_ids: 0 where the logits are not finite.
+        reported: The same, but -1 there.
+    """
+
+    token_ids: torch.Tensor
+    reported: torch.Tensor
+
+
+@torch.inference_mode()
+def pick_tokens(logits: torch.Tensor, records: torch.Tensor, draw: Draw) -> Picked:
+    """Pick a token for each row.
+
+    Args:
+        logits: [n, V] fp32, raw; not changed. A row that is not finite spoils no other.
+        records: [n, NUM_COLUMNS] int32.
+        draw: At least what each row's request takes.
+    """
+    likeliest = logits.argmax(1, keepdim=True)  # the lowest id among equals; NaN before all
+    greatest = logits.gather(1, likeliest)
+    is_finite = greatest.isfinite() & logits.amin(1, keepdim=True).isfinite()
+    picked = likeliest
+    if draw is not Draw.GREEDY:
+        temperature = records.view(torch.float32)[:, _TEMPERATURE, None]
+        drawn = _draw(logits, greatest, is_finite, records, draw)
+        picked = torch.where(temperature > 0.0, drawn, likeliest)
+    token_ids = torch.where(is_finite, picked, 0).squeeze(1).to(torch.int32)
+    return Picked(token_ids, torch.where(is_finite.squeeze(1), token_ids, -1))
+
+
+def _draw(
+    logits: torch.Tensor, greatest: torch.Tensor, is_finite: torch.Tensor, records: torch.Tensor, draw: Draw
+) -> torch.Tensor:
+    num_rows, num_ids = logits.shape
+    greatest = torch.where(is_finite, greatest, 0.0)
+    if draw is Draw.RACE:
+        token_ids = torch.arange(num_ids, dtype=torch.int32, device=logits.device)
+        return _race(torch.where(is_finite, logits, 0.0), greatest, records, token_ids)
+    size = max(1, _MAX_SORTED_BYTES // (4 * num_ids))
+    parts = [slice(first, first + size) for first in range(0, num_rows, size)]
+    return torch.cat([_cut(logits[at], greatest[at], is_finite[at], records[at]) for at in parts])
+
+
+def _race(
+    logits: torch.Tensor, greatest: torch.Tensor, records: torch.Tensor, token_ids: torch.Tensor
+) -> torch.Tensor:
+    """Draw among all: [n, 1] int64. Takes ``logits`` for its own use."""
+    weights = _weigh_(logits, greatest, records)
+    weights.masked_fill_(weights < _min_p(records), 0.0)  # the heaviest weighs exactly 1, and stays
+    weights.div_(exponentials(_keys(records), token_ids))
+    return weights.argmax(1, keepdim=True)
+
+
+def _cut(
+    logits: torch.Tensor, greatest: torch.Tensor, is_finite: torch.Tensor, records: torch.Tensor
+) -> torch.Tensor:
+    """Draw among the likeliest: [n, 1] int64. The sort is stable: of equal logits, the lower ids come first."""
+    ordered, order = torch.sort(torch.where(is_finite, logits, 0.0), dim=1, descending=True, stable=True)
+    weights = _weigh_(ordered, greatest, records)
+    top_k = records[:, _TOP_K, None]
+    rank = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
+    weights.masked_fill_((top_k > 0) & (rank >= top_k), 0.0)
+    weights.masked_fill_(_is_outside_nucleus(weights, records), 0.0)
+    weights.masked_fill_(weights < _min_p(records), 0.0)
+    weights.div_(exponentials(_keys(records), order.to(torch.int32)))
+    return order.gather(1, weights.argmax(1, keepdim=True))
+
+
+def _is_outside_nucleus(weights: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
+    """Tell which tokens those before them, likeliest first, make superfluous: [n, V] bool."""
+    top_p = records[:, _TOP_P : _TOP_P + 2].view(torch.float64)
+    reached = weights.cumsum(1, dtype=torch.float64)
+    goal = top_p * reached[:, -1:]
+    is_reached = (reached >= goal) & (top_p < 1.0)
+    return torch.cat((torch.zeros_like(is_reached[:, :1]), is_reached[:, :-1]), dim=1)
+
+
+def _weigh_(logits: torch.Tensor, greatest: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
+    temperature = records.view(torch.float32)[:, _TEMPERATURE, None].clamp_min(LEAST_TEMPERATURE)
+    return logits.sub_(greatest).div_(temperature).exp_()
+
+
+def _min_p(records: torch.Tensor) -> torch.Tensor:
+    return records.view(torch.float32)[:, _MIN_P, None]
+
+
+def _keys(records: torch.Tensor) -> torch.Tensor:
+    return records[:, _KEY : _KEY + 3]

@@ -1,0 +1,92 @@
+"""Looks at eager work as it is queued: how much memory it holds at once, and whether it waits for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernels.testing.device_calls import current_watcher, watching
+from kernels.testing.device_memory import memory_id
+from kernels.testing.host_waits import FakeCudaError, tensors_in, waiting_function, waiting_op
+from kernels.testing.watched_ops import WatchedFunctions, WatchedOps
+
+T = TypeVar("T")
+
+
+class MemoryWatcher(TorchDispatchMode):
+    """Measures what is allocated around it, results only: what a kernel needs meanwhile it cannot see.
+
+    Attributes:
+        peak_bytes: The most that was alive at once.
+    """
+
+    is_capture = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak_bytes = 0
+        self._alive: dict[int, tuple[Any, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if current_watcher() is self:
+            return self._count(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    def on_call(self, fn: Callable[..., T], args: tuple[object, ...]) -> T:
+        """Run an opaque kernel and count its results."""
+        made: T = self._count(fn, args, {})
+        return made
+
+    def _count(self, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        given = {memory_id(tensor) for tensor in tensors_in((args, kwargs))}
+        made = fn(*args, **kwargs)
+        self._alive = {key: value for key, value in self._alive.items() if not value[0].expired()}
+        for tensor in tensors_in(made):
+            storage = tensor.untyped_storage()
+            if memory_id(tensor) not in given:
+                self._alive.setdefault(memory_id(tensor), (StorageWeakRef(storage), storage.nbytes()))
+        self.peak_bytes = max(self.peak_bytes, sum(num_bytes for _, num_bytes in self._alive.values()))
+        return made
+
+
+class WaitGuard:
+    """Refuses what waits for the device, while refusing().
+
+    Args:
+        is_host: Whether a tensor lies in pinned host memory, which may be read at any time.
+    """
+
+    is_capture = False
+
+    def __init__(self, is_host: Callable[[torch.Tensor], bool]) -> None:
+        self._is_host = is_host
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Watch this thread's operations."""
+        with watching(self), WatchedFunctions(self), WatchedOps(self):
+            yield
+
+    def on_function(self, func: Any, args: Any) -> None:
+        """Refuse what the dispatcher would not show."""
+        if (name := waiting_function(func)) and not self._is_host(args[0]):
+            raise _waits(name)
+
+    def on_op(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an operation that does not wait."""
+        if (name := waiting_op(func, args, kwargs)) and not self._is_host(args[0]):
+            raise _waits(name)
+        return func(*args, **kwargs)
+
+    def on_call(self, fn: Callable[..., T], args: tuple[object, ...]) -> T:
+        """Run an opaque kernel."""
+        return fn(*args)
+
+
+def _waits(name: str) -> FakeCudaError:
+    return FakeCudaError(f"{name} waits for the device, where nobody may: keep the value there")
