@@ -13,6 +13,9 @@ import numpy as np
 import torch
 
 import kernels.backend
+from engine_core.model import compute
+from engine_core.model.compute import Machine
+from engine_core.survey import CudaCard, CudaSurvey
 from kernels.accelerator import Accelerator, Graph
 from kernels.backend import AttnSpec, BackendOptions, DeviceBackend, StepMeta
 from tests.bench.gpu_report import Sink, find_figure, read_lines
@@ -150,33 +153,31 @@ class FactoryState:
 
     Attributes:
         is_dry: From the fakes.
-        has_graphs: It captures decoding.
         wrap: Put around the accelerator, to look at what passes through.
     """
 
     is_dry: bool
-    has_graphs: bool
     wrap: Callable[[Accelerator], Accelerator]
 
 
-STATE = FactoryState(False, True, lambda accelerator: accelerator)
+STATE = FactoryState(False, lambda accelerator: accelerator)
 
 
 def install_factories(*, is_dry: bool) -> None:
-    """Have the engine's backend ``cuda`` come from create_engine_backend()."""
+    """Have the engine's backend ``cuda`` come from create_engine_backend(), and find a card also in a dry run."""
     STATE.is_dry = is_dry
-    STATE.has_graphs = True
     STATE.wrap = lambda accelerator: accelerator
     kernels.backend._FACTORIES["cuda"] = f"{__name__}:create_engine_backend"
+    if is_dry:
+        card = CudaCard("Fake GPU", (9, 0), 1 << 34)
+        machine = Machine(survey_cuda=lambda: CudaSurvey("13.0", "", (card,), "0"))
+        compute.settle_compute.__defaults__ = (machine,)
 
 
 def create_engine_backend(options: BackendOptions) -> DeviceBackend:
     """Create what STATE asks for; the engine calls this by name."""
     flashinfer = load_flashinfer(is_dry=STATE.is_dry)
-    backend = build_backend(flashinfer, STATE.wrap(_create_accelerator(is_dry=STATE.is_dry)))
-    if not STATE.has_graphs:
-        backend.graph_sizes = lambda max_num_reqs: ()  # type: ignore[method-assign]
-    return backend
+    return build_backend(flashinfer, STATE.wrap(_create_accelerator(is_dry=STATE.is_dry)))
 
 
 # ---------------------------------------------------------------------- steps

@@ -7,6 +7,7 @@ long prompt.
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import threading
 import time
@@ -30,6 +31,7 @@ from engine_core import (
     SchedulerConfig,
 )
 from engine_core.engine import Engine
+from engine_core.model.arch import ArchSpec
 from engine_core.model.checkpoint import Checkpoint
 from tests.bench.gpu_device import STATE, Bench
 from tests.bench.gpu_models import decode_floor, prefill_floor, random_checkpoint
@@ -126,7 +128,6 @@ def _run(bench: Bench, plan: Plan) -> None:
     checkpoint = random_checkpoint(plan.model, bench.device)
     for way, batches in plan.batches.items():
         replays, host = Replays(bench.is_dry), HostTimes()
-        STATE.has_graphs = way.graphs
         STATE.wrap = lambda accelerator, noted=replays: WatchedAccelerator(accelerator, noted)  # type: ignore[misc,assignment]
         started = time.perf_counter()
         with watching_host(host), serving(checkpoint, plan, way) as driver:
@@ -135,7 +136,7 @@ def _run(bench: Bench, plan: Plan) -> None:
             for batch in batches:
                 _measure_decode(bench, plan, way, driver, batch, replays, host)
             if way == BEST:
-                _measure_prompt(bench, plan, driver, checkpoint)
+                _measure_prompt(bench, plan, driver)
 
 
 # ---------------------------------------------------------------------- one engine
@@ -162,13 +163,13 @@ class Driver:
     """Feeds one engine and listens to it.
 
     Args:
-        vocab_size: Prompts are drawn from so many ids.
+        arch: Of its model.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, arch: ArchSpec) -> None:
+        self.arch = arch
         self.engine: Engine  # set once it is made: it is made with this object's methods
         self.seen = Seen()
-        self._vocab_size = vocab_size
         self._news = threading.Condition()
         self._rng = random.Random(0)
         self._count = 0
@@ -208,7 +209,7 @@ class Driver:
         names = []
         for _ in range(count):
             self._count += 1
-            tokens = [self._rng.randrange(self._vocab_size) for _ in range(prompt)]
+            tokens = [self._rng.randrange(self.arch.vocab_size) for _ in range(prompt)]
             names.append(f"r{self._count}")
             self.engine.add_request(EngineCoreRequest(names[-1], tokens, params, arrival_time=time.monotonic()))
         return names
@@ -245,9 +246,9 @@ def serving(checkpoint: Checkpoint, plan: Plan, way: Way) -> Iterator[Driver]:
             max_num_seqs=plan.max_batch,
             async_scheduling=way.overlap,
         ),
-        DeviceConfig("cuda"),
+        DeviceConfig("cuda", enforce_eager=not way.graphs),
     )
-    driver = Driver(checkpoint.arch.vocab_size)
+    driver = Driver(checkpoint.arch)
     driver.engine = Engine(config, checkpoint, publish=driver.publish, on_state=driver.on_state)
     driver.engine.start()
     try:
@@ -275,7 +276,7 @@ def _measure_decode(
     last = len(driver.seen.steps)
     driver.finish(names)
     times = [at for at, _ in driver.seen.steps[first:last]]
-    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     context = plan.prompt + first + (last - first) / 2
     floor = decode_floor(
         driver.arch, batch=batch, context=context, bandwidth=bench.bandwidth, gemm_rate=bench.gemm_rate
@@ -317,7 +318,7 @@ def _tell_host(bench: Bench, label: str, seen: Seen, first: int, host: HostTimes
             bench.sink.add(f"{label}: host, {part}", "us", [s * 1e6 for s in seconds])
 
 
-def _measure_prompt(bench: Bench, plan: Plan, driver: Driver, checkpoint: Checkpoint) -> None:
+def _measure_prompt(bench: Bench, plan: Plan, driver: Driver) -> None:
     """Time one long prompt that nobody else disturbs, from its arrival to its first token."""
     times = []
     for _ in range(bench.pick(4, 2)):
@@ -325,7 +326,7 @@ def _measure_prompt(bench: Bench, plan: Plan, driver: Driver, checkpoint: Checkp
         names = driver.send(1, prompt=plan.long_prompt, max_tokens=1)
         driver.wait_for(lambda: driver.seen.finished.issuperset(names))  # noqa: B023
         times.append(driver.seen.steps[-1][0] - started)
-    floor = prefill_floor(checkpoint.arch, tokens=plan.long_prompt, gemm_rate=bench.gemm_rate)
+    floor = prefill_floor(driver.arch, tokens=plan.long_prompt, gemm_rate=bench.gemm_rate)
     bench.sink.add(
         f"{plan.model} prompt of {plan.long_prompt} tokens",
         "ms",
