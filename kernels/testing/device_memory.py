@@ -33,7 +33,7 @@ class Memory:
     """
 
     def __init__(self, storage: torch.UntypedStorage, *, owned: bool) -> None:
-        self._weak: Any = StorageWeakRef(storage)
+        self._weak: Any = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         self._strong = storage if owned else None
         self.is_owned = owned
 
@@ -81,10 +81,10 @@ def memory_id(tensor: torch.Tensor) -> int:
 
 def span_of(tensor: torch.Tensor) -> Span:
     """Return the bytes that a tensor reaches; none, if it has no elements."""
-    start = tensor.storage_offset() * tensor.element_size()
+    start = int(tensor.storage_offset()) * tensor.element_size()
     if tensor.numel() == 0:
         return Span(memory_id(tensor), start, start)
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    last = sum((int(size) - 1) * int(stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return Span(memory_id(tensor), start, start + (last + 1) * tensor.element_size())
 
 

@@ -18,7 +18,7 @@ from kernels.testing.watched_ops import WatchedFunctions, WatchedOps
 T = TypeVar("T")
 
 
-class MemoryWatcher(TorchDispatchMode):
+class MemoryWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Measures what is allocated around it, results only: what a kernel needs meanwhile it cannot see.
 
     Attributes:
@@ -28,7 +28,7 @@ class MemoryWatcher(TorchDispatchMode):
     is_capture = False
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
         self._alive: dict[int, tuple[Any, int]] = {}
 
@@ -49,7 +49,8 @@ class MemoryWatcher(TorchDispatchMode):
         for tensor in tensors_in(made):
             storage = tensor.untyped_storage()
             if memory_id(tensor) not in given:
-                self._alive.setdefault(memory_id(tensor), (StorageWeakRef(storage), storage.nbytes()))
+                weak = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                self._alive.setdefault(memory_id(tensor), (weak, storage.nbytes()))
         self.peak_bytes = max(self.peak_bytes, sum(num_bytes for _, num_bytes in self._alive.values()))
         return made
 

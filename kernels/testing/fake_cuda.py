@@ -1,4 +1,4 @@
-"""A CUDA device on the CPU, for tests: computes at once, and raises where a program would fail or race on a real one."""
+"""A CUDA device on the CPU, for tests: computes at once, and raises where a program would fail or race on a card."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def _by_device() -> Iterator[None]:
 def _check_alike(source: torch.Tensor, target: torch.Tensor) -> None:
     if source.shape != target.shape or source.dtype != target.dtype:
         raise FakeCudaError(
-            f"a copy from {list(source.shape)} {source.dtype} to {list(target.shape)} {target.dtype} is not one transfer"
+            f"no plain copy: from {list(source.shape)} {source.dtype} to {list(target.shape)} {target.dtype}"
         )
     if not source.is_contiguous() or not target.is_contiguous():
         raise FakeCudaError("a copy of memory with gaps is not one transfer")

@@ -58,6 +58,8 @@ def waiting_op(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> str | 
         return name
     if name in _INDEXING_OPS and any(is_mask(index) for index in args[1]):
         return f"{name} by a mask (use where or masked_fill)"
+    if name == "where" and len(args) == 1:
+        return "where with a condition only"
     if name == "repeat_interleave" and kwargs.get("output_size") is None and _has_tensor_repeats(args):
         return "repeat_interleave without output_size"
     return None

@@ -96,15 +96,16 @@ class PendingCopies:
         """Check each copy.
 
         Raises:
-            FakeCudaError: Memory has been written under it. The copy is forgotten.
+            FakeCudaError: Memory has been written under it. All are forgotten.
         """
-        for copies in (self._uploads, self._downloads):
-            for copy in list(copies):
-                try:
-                    copy.check()
-                except FakeCudaError:
-                    copies.remove(copy)  # type: ignore[arg-type]
-                    raise
+        try:
+            for upload in self._uploads:
+                upload.check()
+            for download in self._downloads:
+                download.check()
+        except FakeCudaError:
+            self._uploads, self._downloads = [], []
+            raise
 
     def check_write(self, span: Span) -> None:
         """Check that device work may write these bytes.

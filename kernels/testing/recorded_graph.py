@@ -25,27 +25,27 @@ class RecordedCall:
 
     Args:
         name: For messages.
-        fn: Called with ``args`` and ``kwargs``, whose tensors are references.
+        fn: What to call.
+        given: Its args and kwargs, whose tensors are references.
         results: Where each of its result tensors is copied to; None for one that is an argument, or a view of one.
     """
 
     def __init__(
-        self, name: str, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any], results: list[TensorRef | None]
+        self, name: str, fn: Callable[..., Any], given: tuple[Any, dict[str, Any]], results: list[TensorRef | None]
     ) -> None:
         self.name = name
         self._fn = fn
-        self._args = args
-        self._kwargs = kwargs
+        self._given = given
         self._results = results
 
     def refs(self) -> Iterator[TensorRef]:
         """Yield what it was given."""
-        yield from refs_in(self._args)
-        yield from refs_in(self._kwargs)
+        yield from refs_in(self._given)
 
     def run(self) -> None:
         """Compute it, on the memory that it was recorded with."""
-        made = self._fn(*_tensors_of(self._args), **_tensors_of(self._kwargs))
+        args, kwargs = tree_map_only(TensorRef, TensorRef.tensor, self._given)
+        made = self._fn(*args, **kwargs)
         for result, ref in zip(tensors_in(made), self._results, strict=True):
             if ref is not None:
                 if tuple(result.shape) != ref.shape:
@@ -79,8 +79,8 @@ class RecordedGraph:
             for ref in call.refs():
                 if ref.memory.storage() is None:
                     raise FakeCudaError(
-                        f"a graph's {call.name} reads a tensor of shape {list(ref.shape)} that has been freed since the "
-                        "capture: keep what a graph takes as given"
+                        f"a graph's {call.name} reads a tensor of shape {list(ref.shape)} that has been freed since "
+                        "the capture: keep what a graph takes as given"
                     )
         with torch.inference_mode(), watching(None):
             for call in self._calls:
@@ -141,9 +141,9 @@ class Recorder:
         results = self._results(made, given)
         if name.startswith(("empty", "new_empty")):
             _fill_all(list(tensors_in(made)))
-            self._calls.append(RecordedCall(name, _fill_all, (results,), {}, []))
+            self._calls.append(RecordedCall(name, _fill_all, ((results,), {}), []))
         elif _computes(func) and (func._schema.is_mutable or any(results)):
-            self._calls.append(RecordedCall(name, func, *given, results))
+            self._calls.append(RecordedCall(name, func, given, results))
         return made
 
     def on_call(self, fn: Callable[..., T], args: tuple[object, ...]) -> T:
@@ -155,7 +155,7 @@ class Recorder:
         made = fn(*args)
         self._writes += [ref.span for ref, value in before if not is_same(ref.tensor(), value)]
         name = getattr(fn, "__qualname__", repr(fn))
-        self._calls.append(RecordedCall(name, fn, *given, self._results(made, given)))
+        self._calls.append(RecordedCall(name, fn, given, self._results(made, given)))
         return made
 
     # ------------------------------------------------------------------ own
@@ -196,7 +196,7 @@ class Recorder:
     def _save(self, tensor: torch.Tensor) -> None:
         memory = self._memory(tensor, owned=False)
         if not memory.is_owned and memory_id(tensor) not in self._before:
-            self._before[memory_id(tensor)] = (memory, tensor.untyped_storage().clone())
+            self._before[memory_id(tensor)] = (memory, _copy_of(tensor.untyped_storage()))
 
     def _undo(self) -> None:
         for memory, saved in self._before.values():
@@ -219,10 +219,6 @@ def refs_in(tree: Any) -> Iterator[TensorRef]:
             yield from refs_in(value)
 
 
-def _tensors_of(tree: Any) -> Any:
-    return tree_map_only(TensorRef, TensorRef.tensor, tree)
-
-
 def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -232,6 +228,10 @@ def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[torch.Ten
 def _computes(func: Any) -> bool:
     """Return whether an operation touches memory, rather than how a tensor looks at it."""
     return torch.Tag.inplace_view not in func.tags
+
+
+def _copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    return storage.clone()  # type: ignore[no-untyped-call]
 
 
 def _fill_all(tensors: list[torch.Tensor]) -> None:

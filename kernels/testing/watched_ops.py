@@ -33,11 +33,11 @@ class WatchedFunctions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class WatchedOps(TorchDispatchMode):
+class WatchedOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Gives ``watcher`` the operations while it is the one who watches this thread's device calls."""
 
     def __init__(self, watcher: OpWatcher) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._watcher = watcher
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
