@@ -72,9 +72,10 @@ class DeviceKV:
         """
         self._check_length(data)
         buffer = torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy()).to(self._device)
-        targets = [pages[page] for pages in self.layers]
-        for target, part in zip(targets, buffer.split([target.nbytes for target in targets]), strict=True):
-            target.copy_(part.view(self.dtype).view(target.shape))
+        offset = 0
+        for target in (pages[page] for pages in self.layers):
+            target.copy_(buffer[offset : offset + target.nbytes].view(self.dtype).view(target.shape))
+            offset += target.nbytes
 
     @property
     def _device(self) -> torch.device:

@@ -152,7 +152,7 @@ class FlashInferBackend:
             step.batch_indices,
             step.append_positions,
             pages,
-            plan.page_indices,
+            step.pages.indices,
             step.pages.indptr,
             step.pages.last_page_len,
         )

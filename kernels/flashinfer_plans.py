@@ -99,7 +99,7 @@ class EagerAttention(PlannedAttention):
         self._wrapper.plan(
             tensors.qo_indptr_host,
             pages.indptr_host,
-            pages.indices,
+            _used(pages),
             pages.last_page_len_host,
             *self._shape(kv),
             causal=True,
@@ -120,7 +120,7 @@ class CascadeAttention(PlannedAttention):
         self._wrapper.plan(
             [tensors.shared_qo_indptr_host, tensors.qo_indptr_host],
             [level.indptr_host for level in levels],
-            [level.indices for level in levels],
+            [_used(level) for level in levels],
             [level.last_page_len_host for level in levels],
             *self._shape(kv),
             causal=True,  # of the last level only
@@ -150,7 +150,7 @@ class GraphCascade(CascadeAttention):
             use_cuda_graph=True,
             qo_indptr_buf_arr=[tensors.shared_qo_indptr, tensors.qo_indptr],
             paged_kv_indptr_buf_arr=[level.indptr for level in levels],
-            paged_kv_indices_buf_arr=[whole_buffer(level.indices) for level in levels],
+            paged_kv_indices_buf_arr=[level.indices for level in levels],
             paged_kv_last_page_len_buf_arr=[level.last_page_len for level in levels],
         )
         schedules = [workspaces.graph_schedule(spec, level) for level in (1, 0)]
@@ -170,7 +170,7 @@ class GraphDecode(PlannedAttention):
             use_cuda_graph=True,
             use_tensor_cores=True,
             paged_kv_indptr_buffer=tensors.pages.indptr,
-            paged_kv_indices_buffer=whole_buffer(tensors.pages.indices),
+            paged_kv_indices_buffer=tensors.pages.indices,
             paged_kv_last_page_len_buffer=tensors.pages.last_page_len,
             backend="fa2",
         )
@@ -181,7 +181,7 @@ class GraphDecode(PlannedAttention):
 
     def _plan(self, tensors: StepTensors, kv: DeviceKV) -> None:
         pages = tensors.pages
-        where = (pages.indptr_host, pages.indices, pages.last_page_len_host)
+        where = (pages.indptr_host, _used(pages), pages.last_page_len_host)
         if self._is_planned:
             # What the buffers need is in them already: the wrappers read the memory that the step was copied to.
             self._library.fast_decode_plan(
@@ -198,13 +198,11 @@ class StepPlan:
 
     Attributes:
         tensors: The step; a graph's are those that it was captured with.
-        page_indices: ``tensors.pages.indices``, and in a graph what later steps have behind them.
         kinds: What attends, by kind of layer.
         kv: The pages.
     """
 
     tensors: StepTensors
-    page_indices: torch.Tensor
     kinds: Mapping[AttnSpec, PlannedAttention]
     kv: DeviceKV
 
@@ -228,7 +226,7 @@ class StepPlanner:
     def plan(self, tensors: StepTensors, kv: DeviceKV) -> StepPlan:
         """Plan a step that is computed once, kernel by kernel."""
         kinds = {spec: self._eager_attention(spec, tensors.shared is not None) for spec in kv.kinds}
-        return _planned(StepPlan(tensors, tensors.pages.indices, kinds, kv), tensors)
+        return _planned(StepPlan(tensors, kinds, kv), tensors)
 
     def plan_graph(self, tensors: StepTensors, kv: DeviceKV) -> StepPlan:
         """Plan a decode step that is captured or replayed: the same plan for the same size, with new contents."""
@@ -250,13 +248,7 @@ class StepPlanner:
     def _graph_plan(self, tensors: StepTensors, kv: DeviceKV) -> StepPlan:
         kind = GraphDecode if tensors.shared is None else GraphCascade
         kinds = {spec: kind(self._library, self._workspaces, spec, self._accelerator, tensors) for spec in kv.kinds}
-        return StepPlan(tensors, whole_buffer(tensors.pages.indices), kinds, kv)
-
-
-def whole_buffer(view: torch.Tensor) -> torch.Tensor:
-    """Return the memory from a view's start to its storage's end, 1-D: as far as a longer view of it can reach."""
-    num_words = view.untyped_storage().nbytes() // view.itemsize
-    return view.as_strided((num_words - view.storage_offset(),), (1,))
+        return StepPlan(tensors, kinds, kv)
 
 
 def _planned(plan: StepPlan, tensors: StepTensors) -> StepPlan:
@@ -268,6 +260,11 @@ def _planned(plan: StepPlan, tensors: StepTensors) -> StepPlan:
 def _levels(tensors: StepTensors) -> tuple[CsrPages, CsrPages]:
     assert tensors.shared is not None
     return tensors.shared, tensors.pages
+
+
+def _used(pages: CsrPages) -> torch.Tensor:
+    """A graph's indices are as long as its buffer, whose contents grow from step to step."""
+    return pages.indices[: int(pages.indptr_host[-1])]
 
 
 def _addresses(tensors: StepTensors) -> list[int]:

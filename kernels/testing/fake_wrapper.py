@@ -7,6 +7,7 @@ kernels read their integer workspace; scale, window and cap are arguments of the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 
 import torch
 
@@ -16,6 +17,8 @@ from kernels.testing.device_calls import device_call, is_capturing
 from kernels.testing.fake_attention import AttentionKind, PagedBatch, attend_paged
 from kernels.testing.fake_checks import MisuseError, demand
 from kernels.testing.fake_plan import HeadShape, Planned, check_planned
+
+_PLAN_NUMBERS = count(1)  # what stands for a schedule in the int workspace
 
 
 class PagedWrapper:
@@ -41,6 +44,8 @@ class PagedWrapper:
         self._use_cuda_graph = use_cuda_graph
         self._planned: Planned | None = None
         self._staging: torch.Tensor | None = None
+        self._int_workspace = torch.zeros(1, dtype=torch.int32)
+        self._plan_number = 0
         self._fixed_batch_size = 0
         self._batch: PagedBatch | None = None
         if use_cuda_graph:
@@ -52,6 +57,16 @@ class PagedWrapper:
     def is_cuda_graph_enabled(self) -> bool:
         """Whether the wrapper keeps to its buffers."""
         return self._use_cuda_graph
+
+    def reset_workspace_buffer(
+        self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor
+    ) -> None:
+        """Take other memory. Wrappers may share it whose plans are run before another of them is planned."""
+        checks.check_workspace("float_workspace_buffer", float_workspace_buffer)
+        checks.check_workspace("int_workspace_buffer", int_workspace_buffer)
+        self._workspace = float_workspace_buffer
+        self._int_workspace = int_workspace_buffer[:4].view(torch.int32)
+        self._staging, self._planned = None, None  # the last plan's schedule lies in the other memory
 
     def _take_buffers(self, buffers: Sequence[torch.Tensor | None]) -> None:
         names = ("qo_indptr_buf", "paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf")
@@ -93,11 +108,13 @@ class PagedWrapper:
 
         So the accelerator raises at the next plan where the host has not waited for an event after this one.
         """
-        if self.accelerator is not None:
+        self._plan_number = next(_PLAN_NUMBERS)
+        if self.accelerator is None:
+            self._int_workspace.fill_(self._plan_number)
+        else:
             if self._staging is None:
                 self._staging = self.accelerator.pinned(1)
-                self._int_workspace = torch.zeros_like(self._staging)
-            self._staging += 1
+            self._staging.fill_(self._plan_number)
             self.accelerator.upload(self._staging, self._int_workspace)
         self._planned = planned
 
@@ -176,6 +193,8 @@ class PagedWrapper:
         """The kernel: reads buffers and the last plan now; ``kind`` and ``shape`` as they were when it was launched."""
         planned, batch = self.planned_or_raise(), self._batch
         assert batch is not None
+        own = int(self._int_workspace) == self._plan_number
+        demand(own, "the int workspace holds another wrapper's schedule, planned since")  # unchecked there
         demand(kind == planned.kind, f"captured with {kind}, planned with {planned.kind} since")
         demand(shape == planned.shape, f"captured with {shape}, planned with {planned.shape} since")
         demand(q.shape[0] == planned.qo[-1], f"captured with {q.shape[0]} rows, planned {planned.qo[-1]}")
