@@ -77,13 +77,15 @@ class _PinnedBlock:
     Attributes:
         tensor: [num_words] int32, page-locked.
         words: The same memory for numpy.
-        upload: Ends the last copy that read it.
+        upload: Ends the last copy that read it; None = it has ended.
+        load_id: Which step lies in it.
         views: Steps of a graph, by shape: they look the same every time.
     """
 
     tensor: torch.Tensor
     words: IntArray
     upload: Event | None = None
+    load_id: int = 0
     views: dict[_Shape, LoadedStep] = field(default_factory=dict)
 
 
@@ -102,6 +104,10 @@ class StepBlock:
         max_num_tokens: Tokens a step at most; a graph's padding may exceed it.
         max_model_len: Tokens of one request at most.
         num_columns: Words that the caller gives with each logit row.
+
+    Attributes:
+        max_pages: Page indices that one request may have.
+        load_id: Counts the steps: which one was loaded last.
     """
 
     def __init__(
@@ -117,11 +123,12 @@ class StepBlock:
         self._accelerator = accelerator
         self._page_size = page_size
         self._num_columns = num_columns
-        self._max_pages = -(-max_model_len // page_size) + 1  # of one request
+        self.max_pages = -(-max_model_len // page_size) + 1
+        self.load_id = 0
         self._layouts: dict[_Shape, _Sections] = {}
         num_tokens = max(max_num_tokens, max_num_reqs)
         widest = _Shape(max_num_reqs, num_tokens, num_tokens, has_shared=True, is_padded=True)
-        num_words = self._sections(widest).indices + max_num_reqs * self._max_pages
+        num_words = self._sections(widest).indices + max_num_reqs * self.max_pages
         self._range = np.arange(num_tokens + 1, dtype=np.int32)
         self._device_words = torch.zeros(num_words, dtype=torch.int32, device=accelerator.device)
         self._pinned = [self._pin(num_words) for _ in range(2)]
@@ -155,15 +162,22 @@ class StepBlock:
         if not shape.is_padded:
             return self._view(block, at, meta.max_q_len, num_shared_pages, num_indices)
         if shape not in block.views:
-            block.views[shape] = self._view(block, at, 1, self._max_pages, shape.num_reqs * self._max_pages)
+            block.views[shape] = self._view(block, at, 1, self.max_pages, shape.num_reqs * self.max_pages)
         return block.views[shape]
+
+    def note_done(self, load_id: int) -> None:
+        """Take in that the device is done with the steps up to that one: nothing reads their pinned memory."""
+        for block in self._pinned:
+            if block.load_id <= load_id:
+                block.upload = None
 
     def _take_block(self) -> _PinnedBlock:
         self._pinned.reverse()
         block = self._pinned[0]
         if block.upload is not None:
             block.upload.synchronize()
-            block.upload = None
+        self.load_id += 1
+        block.load_id = self.load_id
         return block
 
     def _pin(self, num_words: int) -> _PinnedBlock:
@@ -194,7 +208,7 @@ class StepBlock:
         yield "records", shape.num_rows * self._num_columns
         if shape.has_shared:
             yield "shared", 3 * _ALIGNMENT
-            yield "shared_indices", self._max_pages
+            yield "shared_indices", self.max_pages
         yield "indices", 0
 
     # ------------------------------------------------------------------ what is written there

@@ -111,23 +111,25 @@ def pick_tokens(logits: torch.Tensor, records: torch.Tensor, draw: Draw) -> Pick
     picked = likeliest
     if draw is not Draw.GREEDY:
         temperature = records.view(torch.float32)[:, _TEMPERATURE, None]
-        drawn = _draw(logits, greatest, is_finite, records, draw)
+        drawn = _draw(logits, greatest, ~is_finite, records, draw)
         picked = torch.where(temperature > 0.0, drawn, likeliest)
-    token_ids = torch.where(is_finite, picked, 0).squeeze(1).to(torch.int32)
-    return Picked(token_ids, torch.where(is_finite.squeeze(1), token_ids, -1))
+    # masked_fill's number is an argument of its kernel; where()'s may be copied to the device, which no graph may do.
+    is_spoiled = ~is_finite.squeeze(1)
+    token_ids = picked.squeeze(1).to(torch.int32).masked_fill_(is_spoiled, 0)
+    return Picked(token_ids, token_ids.masked_fill(is_spoiled, -1))
 
 
 def _draw(
-    logits: torch.Tensor, greatest: torch.Tensor, is_finite: torch.Tensor, records: torch.Tensor, draw: Draw
+    logits: torch.Tensor, greatest: torch.Tensor, is_spoiled: torch.Tensor, records: torch.Tensor, draw: Draw
 ) -> torch.Tensor:
     num_rows, num_ids = logits.shape
-    greatest = torch.where(is_finite, greatest, 0.0)
+    greatest = greatest.masked_fill(is_spoiled, 0.0)
     if draw is Draw.RACE:
         token_ids = torch.arange(num_ids, dtype=torch.int32, device=logits.device)
-        return _race(torch.where(is_finite, logits, 0.0), greatest, records, token_ids)
+        return _race(logits.masked_fill(is_spoiled, 0.0), greatest, records, token_ids)
     size = max(1, _MAX_SORTED_BYTES // (4 * num_ids))
     parts = [slice(first, first + size) for first in range(0, num_rows, size)]
-    return torch.cat([_cut(logits[at], greatest[at], is_finite[at], records[at]) for at in parts])
+    return torch.cat([_cut(logits[at].masked_fill(is_spoiled[at], 0.0), greatest[at], records[at]) for at in parts])
 
 
 def _race(
@@ -140,11 +142,9 @@ def _race(
     return weights.argmax(1, keepdim=True)
 
 
-def _cut(
-    logits: torch.Tensor, greatest: torch.Tensor, is_finite: torch.Tensor, records: torch.Tensor
-) -> torch.Tensor:
+def _cut(logits: torch.Tensor, greatest: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
     """Draw among the likeliest: [n, 1] int64. The sort is stable: of equal logits, the lower ids come first."""
-    ordered, order = torch.sort(torch.where(is_finite, logits, 0.0), dim=1, descending=True, stable=True)
+    ordered, order = torch.sort(logits, dim=1, descending=True, stable=True)
     weights = _weigh_(ordered, greatest, records)
     top_k = records[:, _TOP_K, None]
     rank = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)

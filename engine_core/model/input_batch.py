@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine_core.messages import TokenLogprobs
+from engine_core.model.device_sampler import RowRecord
 from engine_core.model.sampler import OwnTokens
 from engine_core.sampling_params import SamplingParams
 from engine_core.scheduler.output import NewRequestData, SchedulerOutput
@@ -22,16 +23,23 @@ from kernels.backend import IntArray, StepMeta
 class RequestRow:
     """One running request: its tokens, its block table and how to sample it.
 
+    A token that was sampled but is on the device only stands as ``~slot`` until it is known.
+
     Attributes:
+        slot: Its place in what is kept a request on the device; nobody else's while it runs.
+        device_record: What the device's sampler is told of it; made by whoever needs it.
         prompt_logprobs: Of the prompt's tokens from the second on, as far as computed, where the request asked for them
             and has not got them; else None. A request that comes back without an output starts anew, one that has
             outputs has them.
+        is_bent: Whether something is done to its logits before a token is picked, or somebody asks how likely it was.
         is_greedy: Whether its likeliest token is the one it gets, and nobody asks how likely.
     """
 
     __slots__ = (
         "_block_ids",
         "_token_ids",
+        "device_record",
+        "is_bent",
         "is_greedy",
         "num_blocks",
         "num_prompt_tokens",
@@ -39,10 +47,13 @@ class RequestRow:
         "prompt_logprobs",
         "request_id",
         "sampling",
+        "slot",
     )
 
-    def __init__(self, data: NewRequestData, *, max_model_len: int, block_size: int) -> None:
+    def __init__(self, data: NewRequestData, *, max_model_len: int, block_size: int, slot: int) -> None:
         self.request_id = data.request_id
+        self.slot = slot
+        self.device_record: RowRecord | None = None
         self.sampling: SamplingParams = data.sampling_params
         self.num_prompt_tokens = data.num_prompt_tokens
         longest = min(max_model_len, data.num_prompt_tokens + data.sampling_params.max_tokens)
@@ -52,7 +63,8 @@ class RequestRow:
         self._token_ids[: self.num_tokens] = data.token_ids
         self.num_blocks = 0
         self.append_blocks(data.block_ids)
-        self.is_greedy = _is_greedy(self.sampling)
+        self.is_bent = _is_bent(self.sampling)
+        self.is_greedy = self.sampling.temperature == 0.0 and self.sampling.min_tokens == 0 and not self.is_bent
         is_gathering = self.sampling.num_prompt_logprobs is not None and self.num_tokens == self.num_prompt_tokens
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if is_gathering else None
 
@@ -81,6 +93,18 @@ class RequestRow:
     def append_token(self, token_id: int) -> None:
         self._token_ids[self.num_tokens] = token_id
         self.num_tokens += 1
+
+    def append_unknown(self) -> int:
+        """Append a token that is on the device only; return its position, for set_token()."""
+        self.append_token(~self.slot)
+        return self.num_tokens - 1
+
+    def set_token(self, position: int, token_id: int) -> None:
+        self._token_ids[position] = token_id
+
+    def is_picked_on_device(self) -> bool:
+        """Whether the device's sampler, which sees nothing but logits and the record, can pick its next token."""
+        return not self.is_bent and self.num_output_tokens >= self.sampling.min_tokens
 
     def append_blocks(self, block_ids: list[int]) -> None:
         end = self.num_blocks + len(block_ids)
@@ -131,12 +155,20 @@ class StepInputs:
 
 
 class InputBatch:
-    """All running requests, by id."""
+    """All running requests, by id.
 
-    def __init__(self, *, max_model_len: int, block_size: int) -> None:
+    Args:
+        max_model_len: Context in tokens.
+        block_size: Tokens a block.
+        picks_on_device: Whether the device also draws, so that only rows that bend logits need them.
+    """
+
+    def __init__(self, *, max_model_len: int, block_size: int, picks_on_device: bool = False) -> None:
         self._max_model_len = max_model_len
         self._block_size = block_size
+        self._picks_on_device = picks_on_device
         self._rows: dict[str, RequestRow] = {}
+        self._free_slots: list[int] = []
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -144,13 +176,20 @@ class InputBatch:
     def apply(self, output: SchedulerOutput) -> None:
         """Take in what changed since the last output: who left, who entered, whose table grew."""
         for request_id in (*output.finished_req_ids, *output.preempted_req_ids):
-            self._rows.pop(request_id, None)
+            self._drop(request_id)
         for data in output.scheduled_new_reqs:
+            self._drop(data.request_id)
+            slot = self._free_slots.pop() if self._free_slots else len(self._rows)
             self._rows[data.request_id] = RequestRow(
-                data, max_model_len=self._max_model_len, block_size=self._block_size
+                data, max_model_len=self._max_model_len, block_size=self._block_size, slot=slot
             )
         for request_id, block_ids in output.new_block_ids.items():
             self._rows[request_id].append_blocks(block_ids)
+
+    def _drop(self, request_id: str) -> None:
+        row = self._rows.pop(request_id, None)
+        if row is not None:
+            self._free_slots.append(row.slot)
 
     def build_step(self, output: SchedulerOutput) -> StepInputs:
         """Lay out the scheduled tokens, single-token requests first (StepMeta's order).
@@ -162,7 +201,7 @@ class InputBatch:
         rows = [by_id[output.req_ids[line]] for line in lines]
         starts = [output.starts[line] for line in lines]
         q_lens = [output.token_counts[line] for line in lines]
-        wanted = _WantedLogits()
+        wanted = _WantedLogits(picks_on_device=self._picks_on_device)
         end_token = 0
         for row, line, start, q_len in zip(rows, lines, starts, q_lens, strict=True):
             first_token, end_token = end_token, end_token + q_len
@@ -207,7 +246,8 @@ class InputBatch:
 class _WantedLogits:
     """Collects which of a step's tokens have their logits read, and by whom."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, picks_on_device: bool) -> None:
+        self._picks_on_device = picks_on_device
         self.tokens: list[int] = []  # indices into the step's tokens
         self._sampling_rows: list[RequestRow] = []
         self._sampling_lines: list[int] = []
@@ -225,7 +265,7 @@ class _WantedLogits:
         self._sampling_lines.append(line)
         self._sampling_logits.append(len(self.tokens))
         self.tokens.append(token)
-        self._needs_logits.append(not row.is_greedy)
+        self._needs_logits.append(not (row.is_picked_on_device() if self._picks_on_device else row.is_greedy))
 
     def build(self, meta: StepMeta) -> StepInputs:
         return StepInputs(
@@ -238,13 +278,13 @@ class _WantedLogits:
         )
 
 
-def _is_greedy(sampling: SamplingParams) -> bool:
-    return (
-        sampling.temperature == 0.0
-        and sampling.repetition_penalty == 1.0
-        and not (sampling.frequency_penalty or sampling.presence_penalty or sampling.logit_bias)
-        and sampling.min_tokens == 0
-        and sampling.num_logprobs is None
+def _is_bent(sampling: SamplingParams) -> bool:
+    return bool(
+        sampling.repetition_penalty != 1.0
+        or sampling.frequency_penalty
+        or sampling.presence_penalty
+        or sampling.logit_bias
+        or sampling.num_logprobs is not None
     )
 
 
