@@ -40,7 +40,7 @@ from engine_core.messages import (
 from engine_core.sampling_params import SamplingParams
 from engine_core.snapshot import CACHED, FREE, SHARED, BlockMap, EngineSnapshot, RequestSnapshot
 from engine_core.stats import SchedulerStats
-from engine_core.survey import MachineSurvey, survey_machine
+from engine_core.survey import CudaCard, CudaSurvey, MachineSurvey, survey_cuda, survey_machine
 from kernels.cache_dir import default_cache_dir
 
 __all__ = [
@@ -59,6 +59,8 @@ __all__ = [
     "CgroupMemory",
     "CheckpointError",
     "ConfigError",
+    "CudaCard",
+    "CudaSurvey",
     "DeviceConfig",
     "EngineCommand",
     "EngineConfig",
@@ -84,5 +86,6 @@ __all__ = [
     "available_bytes",
     "default_cache_dir",
     "read_cgroup_memory",
+    "survey_cuda",
     "survey_machine",
 ]

@@ -5,16 +5,70 @@ All on the engine's thread. The CPU's counterpart is in engine.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from engine_core.config import EngineConfig
 from engine_core.errors import CapacityError
-from engine_core.memory import DeviceUse
+from engine_core.memory import DeviceUse, KVBudget, size_device_pool
 from engine_core.model.arch import ArchSpec
-from engine_core.model.decoder import Decoder
+from engine_core.model.decoder import Decoder, LanguageModel
+from engine_core.model.device_runner import build_device_runner
 from engine_core.model.largest_step import build_largest_step
 from engine_core.model.step_memory import count_table_bytes, estimate_graph_bytes, estimate_step_bytes
-from kernels.backend import DeviceBackend
+from engine_core.step_executor import OverlappedExecutor, StepExecutor
+from kernels.backend import DeviceBackend, KVPool
 
 _GIB = 2**30
+LOADED = 0.98  # of a start's progress; the rest is what comes after the weights
+
+
+def size_pool(model: LanguageModel, backend: DeviceBackend, config: EngineConfig) -> KVBudget:
+    """Return the KV pool that fits beside the loaded model; arguments and errors as for the two that it is made of."""
+    assert isinstance(model, Decoder), "a device computes layer by layer"
+    assert config.model.max_model_len is not None, "resolve() settles it"
+    return size_device_pool(
+        config.cache,
+        block_bytes=model.kv_page_bytes(config.cache.block_size),
+        max_model_len=config.model.max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        use=measure_use(model, backend, config),
+    )
+
+
+def start_runner(
+    model: LanguageModel,
+    kv: KVPool,
+    backend: DeviceBackend,
+    config: EngineConfig,
+    *,
+    max_model_len: int,
+    num_token_ids: int | None,
+    on_progress: Callable[[float, str], None],
+) -> StepExecutor:
+    """Capture the graphs and return what runs steps.
+
+    Args:
+        model: Loaded.
+        kv: Its pages.
+        backend: What computes it.
+        config: Settled.
+        max_model_len: Effective context in tokens.
+        num_token_ids: Ids that may be sampled; None = all.
+        on_progress: Called with the share of the whole start that is done, and what is being done.
+    """
+    assert isinstance(model, Decoder), "a device computes layer by layer"
+    runner = build_device_runner(
+        decoder=model,
+        kv=kv,
+        backend=backend,
+        max_model_len=max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        num_token_ids=num_token_ids,
+        on_progress=lambda share, detail: on_progress(LOADED + (1.0 - LOADED) * share, detail),
+        enforce_eager=config.device.enforce_eager,
+    )
+    return OverlappedExecutor(runner)
 
 
 def measure_use(decoder: Decoder, backend: DeviceBackend, config: EngineConfig) -> DeviceUse:

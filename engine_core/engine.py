@@ -10,27 +10,25 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import replace
 
-import numpy as np
-
 from engine_core.config import EngineConfig
 from engine_core.core import EngineCore
-from engine_core.device_start import check_weights_fit, measure_use
+from engine_core.device_start import LOADED, check_weights_fit, size_pool, start_runner
 from engine_core.errors import EngineDeadError, EngineError, EngineFailure, classify_failure, describe_failure
 from engine_core.forecast import Forecast, forecast, ready_state
 from engine_core.housekeeping import collect_garbage, no_full_collections
 from engine_core.kv_cache.manager import KVCacheManager
-from engine_core.memory import KVBudget, available_bytes, effective_model_len, size_device_pool, size_kv_pool
+from engine_core.memory import KVBudget, available_bytes, effective_model_len, size_kv_pool
 from engine_core.messages import EngineCommand, EngineCoreOutputs, EngineCoreRequest, EnginePhase, EngineState
 from engine_core.model.checkpoint import Checkpoint, imagine_checkpoint, open_checkpoint
 from engine_core.model.compute import THIS_MACHINE, Machine, settle_compute
-from engine_core.model.decoder import Decoder, LanguageModel
-from engine_core.model.device_runner import build_device_runner
+from engine_core.model.decoder import LanguageModel
 from engine_core.model.runner import ModelRunner
+from engine_core.model.warm_up import warm_up
 from engine_core.scheduler.constraints import build_constraints
 from engine_core.scheduler.scheduler import Scheduler
 from engine_core.snapshot import EngineSnapshot
-from engine_core.step_executor import DirectExecutor, OverlappedExecutor, StepExecutor, StepThread, ThreadedExecutor
-from kernels.backend import DeviceBackend, KVPool, StepMeta
+from engine_core.step_executor import DirectExecutor, StepExecutor, StepThread, ThreadedExecutor
+from kernels.backend import DeviceBackend, KVPool
 
 __all__ = [
     "Checkpoint",
@@ -43,8 +41,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-_LOADED = 0.98  # of the progress; the rest is what comes after the weights
 
 
 def resolve_config(config: EngineConfig, checkpoint: Checkpoint, machine: Machine = THIS_MACHINE) -> EngineConfig:
@@ -220,7 +216,15 @@ class Engine:
         kv = model.alloc_kv(num_pages=budget.num_blocks + 1, page_size=budget.block_size)
         max_model_len = self._effective_model_len(budget)
         if compute.device is not None:
-            executor = self._start_device(model, kv, compute.device, max_model_len)
+            executor = start_runner(
+                model,
+                kv,
+                compute.device,
+                self._config,
+                max_model_len=max_model_len,
+                num_token_ids=self._num_token_ids,
+                on_progress=self._report,
+            )
         else:
             executor = self._start_host(model, kv, thread, max_model_len)
         self._core = self._build_core(executor, budget, max_model_len)
@@ -230,47 +234,22 @@ class Engine:
     def _start_host(
         self, model: LanguageModel, kv: KVPool, thread: StepThread | None, max_model_len: int
     ) -> StepExecutor:
-        self._report(_LOADED, "warming up")
+        self._report(LOADED, "warming up")
         warm_up(model, kv)
         runner = ModelRunner(decoder=model, kv=kv, max_model_len=max_model_len, num_token_ids=self._num_token_ids)
         return ThreadedExecutor(runner, thread) if thread else DirectExecutor(runner)
 
-    def _start_device(
-        self, model: LanguageModel, kv: KVPool, device: DeviceBackend, max_model_len: int
-    ) -> StepExecutor:
-        assert isinstance(model, Decoder)
-        runner = build_device_runner(
-            decoder=model,
-            kv=kv,
-            backend=device,
-            max_model_len=max_model_len,
-            max_num_seqs=self._config.scheduler.max_num_seqs,
-            max_num_batched_tokens=self._config.scheduler.max_num_batched_tokens,
-            num_token_ids=self._num_token_ids,
-            on_progress=lambda share, detail: self._report(_LOADED + (1.0 - _LOADED) * share, detail),
-            enforce_eager=self._config.device.enforce_eager,
-        )
-        return OverlappedExecutor(runner)
-
     def _size_pool(self, model: LanguageModel) -> KVBudget:
-        cache, max_num_seqs = self._config.cache, self._config.scheduler.max_num_seqs
-        block_bytes = model.kv_page_bytes(cache.block_size)
-        if self._device is None:
-            return size_kv_pool(
-                cache,
-                block_bytes=block_bytes,
-                max_model_len=self._max_model_len,
-                max_num_seqs=max_num_seqs,
-                available=available_bytes(),
-            )
-        assert isinstance(model, Decoder)
-        self._report(_LOADED, "measuring the largest step")
-        return size_device_pool(
+        if self._device is not None:
+            self._report(LOADED, "measuring the largest step")
+            return size_pool(model, self._device, self._config)
+        cache = self._config.cache
+        return size_kv_pool(
             cache,
-            block_bytes=block_bytes,
+            block_bytes=model.kv_page_bytes(cache.block_size),
             max_model_len=self._max_model_len,
-            max_num_seqs=max_num_seqs,
-            use=measure_use(model, self._device, self._config),
+            max_num_seqs=self._config.scheduler.max_num_seqs,
+            available=available_bytes(),
         )
 
     @property
@@ -311,29 +290,3 @@ class Engine:
         return EngineCore(
             scheduler=scheduler, executor=executor, publish=self._publish, rest=rest, clock=time.monotonic
         )
-
-
-def warm_up(model: LanguageModel, kv: KVPool) -> None:
-    """Run every kernel path once, on the null page, before anybody waits for it."""
-    for num_tokens in (1, kv.page_size):
-        span = np.arange(num_tokens, dtype=np.int32)
-        bounds = np.array([0, num_tokens], np.int32)
-        meta = StepMeta(
-            num_reqs=1,
-            num_tokens=num_tokens,
-            num_decodes=int(num_tokens == 1),
-            max_q_len=num_tokens,
-            max_kv_len=num_tokens,
-            qo_indptr=bounds,
-            kv_indptr=np.array([0, 1], np.int32),
-            kv_indices=np.zeros(1, np.int32),
-            last_page_len=bounds[1:],
-            kv_lens=bounds[1:],
-            token_ids=np.zeros(num_tokens, np.int32),
-            positions=span,
-            slot_mapping=span,
-            logit_rows=span[-1:],
-        )
-        for needs_logits in (False, True):
-            rows = model.compute(meta, kv, needs_logits=np.array([needs_logits]), num_token_ids=model.arch.vocab_size)
-            list(rows)

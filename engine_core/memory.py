@@ -201,29 +201,30 @@ def size_device_pool(
     else:
         num_blocks, reason = fits, f"gpu_memory_utilization {cache.gpu_memory_utilization:g}"
     if num_blocks < 1 or num_blocks > fits:
-        raise CapacityError(_describe_lack(cache, use, num_blocks, fits, block_bytes, reason))
+        raise CapacityError(
+            f"the KV cache ({reason}: {max(num_blocks, 0)} blocks of {block_bytes / 2**20:.2f} MiB) does not fit: "
+            f"{_describe_use(use, cache.gpu_memory_utilization)}, which leaves room for {max(fits, 0)}; "
+            f"{_advise(reason)}"
+        )
     return KVBudget(num_blocks, block_bytes, cache.block_size, reason)
 
 
-def _describe_lack(
-    cache: CacheConfig, use: DeviceUse, num_blocks: int, fits: int, block_bytes: int, reason: str
-) -> str:
-    share = cache.gpu_memory_utilization
-    spent = (
-        f"of the card's {use.total_bytes / _GIB:.2f} GiB, {share:.0%} may be taken, and {use.taken_bytes / _GIB:.2f} "
-        f"GiB are taken by the weights and by others, {use.step_bytes / _GIB:.2f} GiB by the largest step and "
-        f"{use.graph_bytes / _GIB:.2f} GiB by graphs"
+def _describe_use(use: DeviceUse, utilization: float) -> str:
+    total, taken, step, graphs = (
+        f"{each / _GIB:.2f}" for each in (use.total_bytes, use.taken_bytes, use.step_bytes, use.graph_bytes)
     )
-    if reason in ("num_kv_blocks", "kv_cache_bytes") and num_blocks >= 1:
-        needed = (num_blocks + 1) * block_bytes
-        return (
-            f"{num_blocks} KV blocks need {needed / _GIB:.2f} GiB; {spent}; at most {max(fits, 0)} blocks fit: "
-            f"lower --{reason.replace('_', '-')}, or raise --gpu-memory-utilization"
-        )
     return (
-        f"the KV cache ({reason}) would hold no block of {block_bytes / 2**20:.1f} MiB; {spent}: raise "
-        "--gpu-memory-utilization, lower --max-num-batched-tokens or --max-num-seqs, stop what else is on the card, or "
-        "use a smaller model"
+        f"of the card's {total} GiB {utilization:.0%} may be taken, and {taken} are by the weights and by others, "
+        f"{step} by the largest step and {graphs} by graphs"
+    )
+
+
+def _advise(reason: str) -> str:
+    if reason in ("num_kv_blocks", "kv_cache_bytes"):
+        return f"set --{reason.replace('_', '-')} to what fits, or raise --gpu-memory-utilization"
+    return (
+        "raise --gpu-memory-utilization, lower --max-num-batched-tokens or --max-num-seqs, stop what else is on the "
+        "card, or use a smaller model"
     )
 
 

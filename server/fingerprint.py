@@ -6,13 +6,13 @@ import hashlib
 import json
 from pathlib import Path
 
-from engine_core import EngineConfig
+from engine_core import CudaSurvey, EngineConfig
 
 _SAMPLE_BYTES = 2**16
 _WEIGHT_SUFFIXES = (".safetensors", ".gguf")
 
 
-def compute_fingerprint(config: EngineConfig, version: str) -> str:
+def compute_fingerprint(config: EngineConfig, version: str, cuda: CudaSurvey | None = None) -> str:
     """Return ``fp_`` and 12 digits, equal for equal weights, number formats, kernels and version.
 
     Weights are told apart by their names, sizes, and the first and last 64 KiB of each file: reading gigabytes would
@@ -21,9 +21,12 @@ def compute_fingerprint(config: EngineConfig, version: str) -> str:
     Args:
         config: Resolved: says where the checkpoint lies and how it is computed.
         version: Of Pointsman.
+        cuda: What computes, where a card does.
     """
     model, device = config.model, config.device
-    kernels = [device.backend, device.cpu_isa]
+    kernels: list[object] = [device.backend, device.cpu_isa]
+    if cuda is not None:
+        kernels += [cuda.cards[0].capability, cuda.flashinfer]
     numbers = [model.dtype, model.quantization, config.cache.kv_cache_dtype]
     digest = hashlib.sha256(json.dumps([version, *kernels, *numbers]).encode())
     for file in _weight_files(config.model.path):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fastapi import FastAPI
 
-from engine_core import EngineConfig, EngineState
+from engine_core import CudaSurvey, EngineConfig, EngineState, survey_cuda
 from engine_core.engine import Checkpoint, Engine, open_checkpoint, resolve_config
 from server.access.setup import Access
 from server.admission import Admission, SamplingDefaults
@@ -58,6 +58,7 @@ class LoadedModel:
         checkpoint: Its weights are not read yet.
         tokenizer: The model's.
         chat_template: None where it has none, or a broken one.
+        cuda: What computes, where a card does.
     """
 
     name: str
@@ -65,6 +66,7 @@ class LoadedModel:
     checkpoint: Checkpoint
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    cuda: CudaSurvey | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ def _serve(
             architecture=loaded.checkpoint.arch.architecture,
             config=loaded.config,
             url=url,
+            cuda=loaded.cuda,
         )
     )
 
@@ -201,7 +204,7 @@ def run_batch(
             app=service.app,
             source=source,
             output=output,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=service.loaded.config.scheduler.max_num_seqs,
             report=report,
             hard_exit=exit_process,
         )
@@ -241,7 +244,7 @@ def build_service(
         settings=AppSettings(
             served_model_name=loaded.name,
             version=version,
-            system_fingerprint=compute_fingerprint(loaded.config, version),
+            system_fingerprint=compute_fingerprint(loaded.config, version, loaded.cuda),
             architecture=loaded.checkpoint.arch.architecture,
             is_strict=config.strict_fields,
             has_forced_usage=config.enable_force_include_usage,
@@ -263,14 +266,15 @@ def open_model(config: ServerConfig, model: ResolvedModel) -> LoadedModel:
         ConfigError: The configuration does not fit the model.
     """
     checkpoint = open_checkpoint(model.path)
-    engine_config = config.to_engine_config(model.path)
+    engine_config = resolve_config(config.to_engine_config(model.path), checkpoint)
     tokenizer = load_tokenizer(model.path, checkpoint.gguf_metadata)
     return LoadedModel(
         name=config.served_model_name or model.served_name,
-        config=resolve_config(engine_config, checkpoint),
+        config=engine_config,
         checkpoint=checkpoint,
         tokenizer=tokenizer,
         chat_template=_create_chat_template(tokenizer),
+        cuda=survey_cuda() if engine_config.device.backend == "cuda" else None,
     )
 
 

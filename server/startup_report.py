@@ -8,12 +8,13 @@ import json
 import shlex
 import sys
 
-from engine_core import DeviceConfig, EngineConfig, EnginePhase, EngineState
+from engine_core import CudaCard, CudaSurvey, DeviceConfig, EngineConfig, EnginePhase, EngineState
 from server.lifecycle.service_manager import ServiceManager
 from server.logs.log_output import TextOut
 
 _PROGRESS_STEPS = 4  # lines of progress where they cannot overwrite each other
 _MIB = 2**20
+_GIB = 2**30
 
 
 class StartupReport:
@@ -79,7 +80,15 @@ class StartupReport:
             self._out.flush()
 
 
-def format_summary(*, version: str, model_name: str, architecture: str, config: EngineConfig, url: str) -> str:
+def format_summary(
+    *,
+    version: str,
+    model_name: str,
+    architecture: str,
+    config: EngineConfig,
+    url: str,
+    cuda: CudaSurvey | None = None,
+) -> str:
     """Return what is about to run, before loading starts.
 
     Args:
@@ -88,6 +97,7 @@ def format_summary(*, version: str, model_name: str, architecture: str, config: 
         architecture: The checkpoint's own name for it.
         config: Resolved: its context and what computes are settled.
         url: Where it is served.
+        cuda: What computes, where a card does.
     """
     return format_rows(
         f"Pointsman {version}",
@@ -95,7 +105,7 @@ def format_summary(*, version: str, model_name: str, architecture: str, config: 
             "model": f"{model_name} ({architecture})",
             "files": str(config.model.path),
             "context": f"{config.model.max_model_len:,} tokens",
-            "kernels": _kernels(config.device),
+            **({"kernels": _kernels(config.device)} if cuda is None else _card_rows(cuda, config.device)),
             "numbers": format_numbers(config),
             "address": url,
             "live page": f"{url}/status",
@@ -106,6 +116,20 @@ def format_summary(*, version: str, model_name: str, architecture: str, config: 
 def format_numbers(config: EngineConfig) -> str:
     """Return which number formats weights and KV cache have; ``config`` is settled."""
     return f"weights {_weights(config)}, KV cache {_kv_dtype(config)}"
+
+
+def format_card(card: CudaCard) -> str:
+    """Return which card it is."""
+    capability = ".".join(map(str, card.capability))
+    return f"{card.name}, {card.total_bytes / _GIB:,.0f} GiB, compute capability {capability}"
+
+
+def _card_rows(cuda: CudaSurvey, device: DeviceConfig) -> dict[str, str]:
+    graphs = "no CUDA graphs (--enforce-eager)" if device.enforce_eager else "CUDA graphs for decoding"
+    return {
+        "card": format_card(cuda.cards[0]),
+        "kernels": f"{device.backend}: FlashInfer {cuda.flashinfer}, {graphs}",
+    }
 
 
 def _kernels(device: DeviceConfig) -> str:

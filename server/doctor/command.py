@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
-from engine_core import MachineSurvey, available_bytes, survey_machine
+from engine_core import MachineSurvey, available_bytes, survey_cuda, survey_machine
 from server.config import ServerConfig, field_names
 from server.doctor.environment_checks import check_environment, check_hub
 from server.doctor.findings import Finding, Level, note, ok, warning
 from server.doctor.fit import Fit, find_fit
-from server.doctor.kernel_checks import check_choice, check_survey, describe_kernels, describe_threads
+from server.doctor.kernel_checks import check_choice, check_cuda, check_survey, describe_kernels, describe_threads
 from server.doctor.memory_checks import check_memory
 from server.doctor.process_checks import check_process
 from server.doctor.report import Diagnosis, diagnosis_as_json, format_diagnosis
@@ -79,14 +79,16 @@ def diagnose(config: ServerConfig, *, environment: Mapping[str, str], version: s
     # Before the engine is asked, which builds the kernels where there are none.
     survey, available = survey_machine(config.cache_dir), available_bytes()
     fit = find_fit(config, place, available=available)
+    uses_card = fit.forecast is not None and fit.forecast.config.device.backend == "cuda"
     findings = [
         *fit.findings,
         *_check_model(config, place, environment),
         *check_memory(),
-        *check_survey(survey),
+        *check_cuda(survey_cuda(), config.backend),
+        *([] if uses_card else check_survey(survey)),
         *_check_kernels(config, fit, survey),
         *check_cache_dir(config.cache_dir, must_write=_must_write(config, place, survey)),
-        *check_process(config),
+        *check_process(config, uses_card=uses_card),
         *check_environment(environment, field_names()),
     ]
     return _build_diagnosis(config, place, fit, survey, available, findings, version)
@@ -157,7 +159,7 @@ def _build_diagnosis(
         kernels="" if found is None else describe_kernels(found.config, found.reason, config.cpu_isa),
         threads="" if found is None else describe_threads(found.config, survey, config.num_threads),
         numbers="" if found is None else format_numbers(found.config),
-        available_bytes=available,
+        available_bytes=available if found is None else found.available_bytes,
         state=None if found is None else found.state,
         weights_bytes=None if found is None else found.weights_bytes,
         longest_model_len=0 if found is None else found.longest_model_len,

@@ -18,6 +18,9 @@ from server.doctor.units import format_size
 from server.model_lookup import ModelPlace
 from server.tokenizer import load_tokenizer
 
+_FOR_HOST = "Use --kv-cache-dtype int8, give it more memory"
+_FOR_CARD = "Raise --gpu-memory-utilization, stop what else is on the card"
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:
@@ -99,11 +102,12 @@ def _check_forecast(config: ServerConfig, checkpoint: Checkpoint, found: Forecas
         return
     asked = config.max_model_len or checkpoint.arch.max_position_embeddings
     if found.state.max_model_len < asked:
+        is_card = found.config.device.backend == "cuda"
         yield warning(
             "context",
             f"the KV cache holds {found.state.max_model_len:,} tokens, fewer than the context of {asked:,}: requests "
             "end there",
-            "Use --kv-cache-dtype int8, give it more memory, or say so with --max-model-len.",
+            f"{_FOR_CARD if is_card else _FOR_HOST}, or say so with --max-model-len.",
         )
     elif found.state.num_blocks * found.state.block_size < 2 * asked:
         yield note("context", "fewer than two requests of full length fit at once; shorter ones share the cache")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine_core import EngineConfig, MachineSurvey
+from engine_core import CudaSurvey, EngineConfig, MachineSurvey
 from server.doctor.findings import Finding, note, ok, warning
 from server.doctor.units import format_count
+from server.startup_report import format_card
 
 
 def check_survey(survey: MachineSurvey) -> Iterator[Finding]:
@@ -31,6 +32,35 @@ def check_survey(survey: MachineSurvey) -> Iterator[Finding]:
         )
     else:
         yield note("kernels", f"not built yet: {survey.library_problem}")
+
+
+def check_cuda(survey: CudaSurvey, asked: str) -> Iterator[Finding]:
+    """Yield which cards there are, and why none of them computes.
+
+    Args:
+        survey: Of the cards.
+        asked: --backend.
+    """
+    if survey.problem:
+        says, _, todo = survey.problem.rpartition(": ")
+        todo = f"{todo[:1].upper()}{todo[1:]}."
+        if survey.cards:
+            yield warning("card", f"{_describe_cards(survey)}, which do not compute: {says}", todo)
+        elif survey.driver:
+            yield note("card", f"none, although there is an NVIDIA driver ({survey.driver}): {says}", todo)
+        else:
+            yield ok("card", f"none: {says}")
+    elif asked not in ("auto", "cuda"):
+        yield note("card", f"{_describe_cards(survey)}, not used, as --backend {asked} says")
+    else:
+        versions = f"driver {survey.driver}, torch for CUDA {survey.torch_cuda}, FlashInfer {survey.flashinfer}"
+        yield ok("card", f"{_describe_cards(survey)}; {versions}")
+
+
+def _describe_cards(survey: CudaSurvey) -> str:
+    first, *others = survey.cards
+    more = f" (the first of {len(survey.cards)}: CUDA_VISIBLE_DEVICES chooses)" if others else ""
+    return f"{format_card(first)}{more}"
 
 
 def describe_threads(config: EngineConfig, survey: MachineSurvey, asked: int) -> str:
@@ -60,6 +90,8 @@ def describe_kernels(config: EngineConfig, reason: str, asked: str) -> str:
         asked: --cpu-isa.
     """
     device = config.device
+    if device.backend == "cuda":
+        return "cuda backend: FlashInfer's kernels on the card"
     if reason:
         return f"{device.backend} backend, torch layer by layer, for {reason}"
     why = "as --cpu-isa says" if asked != "auto" else "the quickest that this CPU and this build have"

@@ -22,14 +22,19 @@ _MIN_TORCH = (2, 11)
 _BORN = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 
 
-def check_process(config: ServerConfig) -> Iterator[Finding]:
-    """Yield what there is to say of the process that serve would be."""
+def check_process(config: ServerConfig, *, uses_card: bool = False) -> Iterator[Finding]:
+    """Yield what there is to say of the process that serve would be.
+
+    Args:
+        config: The server's.
+        uses_card: A card computes.
+    """
     yield check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE))
     yield from check_address_space({letter: _soft_limit(number) for letter, number in _ULIMITS.items()})
     yield check_port(config.host, config.port)
     yield from check_clock(time.time())
     yield from check_clock_source()
-    yield check_versions(sys.version_info[:3], _torch_version())
+    yield check_versions(sys.version_info[:3], _torch_version(), uses_card=uses_card)
 
 
 def check_open_files(limits: tuple[int, int]) -> Finding:
@@ -73,12 +78,13 @@ def check_clock(now: float) -> Iterator[Finding]:
         )
 
 
-def check_versions(python: tuple[int, ...], torch: str) -> Finding:
+def check_versions(python: tuple[int, ...], torch: str, *, uses_card: bool = False) -> Finding:
     """Return what this runs on.
 
     Args:
         python: Version.
         torch: Version; empty where it is not installed.
+        uses_card: A card computes.
     """
     says = f"Python {'.'.join(map(str, python))}, {platform.system()} {platform.release()}"
     if not torch:
@@ -86,9 +92,9 @@ def check_versions(python: tuple[int, ...], torch: str) -> Finding:
     says += f", torch {torch}"
     if _leading_numbers(torch) < _MIN_TORCH:
         return error("versions", says, f"Install torch {'.'.join(map(str, _MIN_TORCH))} or newer.")
-    if "+cu" in torch or "+rocm" in torch:
-        todo = "It works; the CPU build does the same and is 2 GB smaller."
-        return note("versions", f"{says}, a build for GPUs, which are not used yet", todo)
+    if ("+cu" in torch or "+rocm" in torch) and not uses_card:
+        todo = "It works; the CPU build does the same without a card and is 2 GB smaller."
+        return note("versions", f"{says}, a build for GPUs, and none computes here", todo)
     return ok("versions", says)
 
 

@@ -19,11 +19,17 @@ def test_resolve_settles_the_context_and_leaves_the_original_alone() -> None:
     assert CONFIG.model.max_model_len is None
 
 
+def test_what_depends_on_the_device_stays_open() -> None:
+    scheduler = SchedulerConfig(max_num_batched_tokens=0, max_num_seqs=0)
+    resolved = replace(CONFIG, cache=CacheConfig(block_size=0), scheduler=scheduler).resolve(trained_model_len=2048)
+    assert (resolved.cache.block_size, resolved.scheduler, resolved.device.backend) == (0, scheduler, "auto")
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
         (replace(CONFIG, scheduler=SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=9)), "max_num_seqs"),
-        (replace(CONFIG, scheduler=SchedulerConfig(max_num_seqs=0)), "max_num_seqs"),
+        (replace(CONFIG, scheduler=SchedulerConfig(max_num_seqs=-1)), "max_num_seqs"),
         (replace(CONFIG, scheduler=SchedulerConfig(enable_chunked_prefill=False)), "enable_chunked_prefill"),
         (replace(CONFIG, scheduler=SchedulerConfig(long_prefill_token_threshold=5000)), "long_prefill_token_threshold"),
         (replace(CONFIG, model=ModelConfig(Path("m"), max_model_len=4096)), "max_model_len"),
@@ -46,8 +52,10 @@ def test_resolve_settles_the_context_and_leaves_the_original_alone() -> None:
             "max_chunk_size \\(64\\).*enable_chunked_prefill is off",
         ),
         (replace(CONFIG, cache=CacheConfig(watermark=1.0)), "watermark"),
-        (replace(CONFIG, cache=CacheConfig(block_size=0)), "block_size"),
+        (replace(CONFIG, cache=CacheConfig(block_size=-1)), "block_size"),
         (replace(CONFIG, cache=CacheConfig(num_blocks=0)), "num_blocks"),
+        (replace(CONFIG, cache=CacheConfig(gpu_memory_utilization=0.0)), "gpu_memory_utilization"),
+        (replace(CONFIG, cache=CacheConfig(gpu_memory_utilization=1.5)), "gpu_memory_utilization"),
     ],
 )
 def test_contradictions_name_the_fields(config: EngineConfig, words: str) -> None:

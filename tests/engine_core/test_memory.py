@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine_core.config import CacheConfig
 from engine_core.errors import CapacityError
-from engine_core.memory import KVBudget, available_bytes, effective_model_len, read_cgroup_memory, size_kv_pool
+from engine_core.memory import (
+    DEVICE_MARGIN_BYTES,
+    DeviceUse,
+    KVBudget,
+    available_bytes,
+    effective_model_len,
+    read_cgroup_memory,
+    size_device_pool,
+    size_kv_pool,
+)
 
 MIB = 2**20
 
@@ -107,3 +117,55 @@ def test_no_block_at_all_is_refused() -> None:
 def test_a_pool_smaller_than_a_request_lowers_the_context() -> None:
     assert effective_model_len(640, size(num_blocks=7)) == 448
     assert effective_model_len(640, size(num_blocks=10)) == 640
+
+
+# ---------------------------------------------------------------------- a card's
+# Of 2,000 MiB, 1,800 may be taken; what is spoken for leaves 101 pages of a MiB, of which one is the null page.
+USE = DeviceUse(
+    total_bytes=2000 * MIB, taken_bytes=1000 * MIB, step_bytes=500 * MIB, graph_bytes=199 * MIB - DEVICE_MARGIN_BYTES
+)
+
+
+def size_on_card(use: DeviceUse = USE, max_num_seqs: int = 256, **cache: object) -> KVBudget:
+    return size_device_pool(
+        CacheConfig(block_size=16, **cache),  # type: ignore[arg-type]
+        block_bytes=MIB,
+        max_model_len=640,
+        max_num_seqs=max_num_seqs,
+        use=use,
+    )
+
+
+def test_a_cards_pool_is_what_utilisation_leaves() -> None:
+    assert (size_on_card().num_blocks, size_on_card().reason) == (100, "gpu_memory_utilization 0.9")
+    assert size_on_card(gpu_memory_utilization=1.0).num_blocks == 300
+
+
+@pytest.mark.parametrize("name", ["taken_bytes", "step_bytes", "graph_bytes"])
+def test_all_that_a_cards_memory_is_spoken_for_counts(name: str) -> None:
+    assert size_on_card(replace(USE, **{name: getattr(USE, name) + 30 * MIB})).num_blocks == 70
+
+
+def test_a_cards_pool_is_no_larger_than_is_of_use() -> None:
+    budget = size_on_card(max_num_seqs=2)
+    assert (budget.num_blocks, budget.reason) == (80, "2 full-length requests")
+
+
+def test_flags_overrule_on_a_card_too() -> None:
+    assert size_on_card(num_blocks=7).reason == "num_kv_blocks"
+    assert size_on_card(kv_cache_bytes=5 * MIB).num_blocks == 4
+    assert size_on_card(num_blocks=100).num_blocks == 100, "to the last block"
+
+
+@pytest.mark.parametrize(
+    ("cache", "told"),
+    [
+        ({"num_blocks": 101}, "num_kv_blocks: 101 blocks .* room for 100; set --num-kv-blocks"),
+        ({"kv_cache_bytes": 200 * MIB}, "kv_cache_bytes: 199 blocks .* set --kv-cache-bytes"),
+        ({"kv_cache_bytes": MIB}, "kv_cache_bytes: 0 blocks of 1.00 MiB"),
+        ({"gpu_memory_utilization": 0.5}, "50% may be taken.* raise --gpu-memory-utilization, lower --max-num-batched"),
+    ],
+)
+def test_what_does_not_fit_on_a_card_is_refused_with_what_to_change(cache: dict[str, object], told: str) -> None:
+    with pytest.raises(CapacityError, match=told):
+        size_on_card(**cache)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine_core import CPU_ISAS, ConfigError, DeviceConfig, EngineConfig, ModelConfig
-from engine_core.config import SchedulerConfig
+from engine_core.config import CacheConfig, SchedulerConfig
 from kernels.backend import backend_names
 from kernels.cpu_library import ISAS
 from server.config import (
@@ -38,8 +38,9 @@ def test_without_flags_the_defaults_hold_and_are_the_engines() -> None:
     assert config == ServerConfig(cache_dir=config.cache_dir)
     assert (config.host, config.port) == ("127.0.0.1", 8000)
     device = DeviceConfig(cache_dir=config.cache_dir)
-    scheduler = SchedulerConfig(max_num_batched_tokens=0)  # settled with what computes
-    expected = EngineConfig(ModelConfig(Path("m")), scheduler=scheduler, device=device)
+    # Settled with what computes.
+    cache, scheduler = CacheConfig(block_size=0), SchedulerConfig(max_num_batched_tokens=0, max_num_seqs=0)
+    expected = EngineConfig(ModelConfig(Path("m")), cache, scheduler, device)
     assert config.to_engine_config(Path("m")) == expected
 
 
@@ -75,6 +76,7 @@ def test_every_setting_reaches_the_engine() -> None:
         *("--scheduling-policy", "priority", "--priority-order", "lower-first"),
         *("--delay-factor", "0.5", "--target-itl-ms", "40", "--async-scheduling"),
         *("--backend", "torch", "--num-threads", "3", "--cpu-isa", "avx2", "--cache-dir", "/c"),
+        *("--gpu-memory-utilization", "0.8", "--enforce-eager"),
         *("--quantization", "int8", "--kv-cache-dtype", "int8"),
     )
     engine = config.to_engine_config(Path("m"))
@@ -134,6 +136,9 @@ def test_sizes_are_read_with_units(text: str, num_bytes: int) -> None:
         (["--kv-cache-bytes", "lots"], "--kv-cache-bytes: must be a size such as 4G"),
         (["--watermark", "1"], r"--watermark: must lie in \[0, 1\)"),
         (["--watermark", "nan"], r"--watermark: must lie in \[0, 1\)"),
+        (["--gpu-memory-utilization", "0"], r"--gpu-memory-utilization: must lie in \(0, 1\]"),
+        (["--gpu-memory-utilization", "90%"], "--gpu-memory-utilization: must be a number above 0, at most 1"),
+        (["--gpu-memory-utilization", "nan"], r"--gpu-memory-utilization: must lie in \(0, 1\]"),
         (["--scheduling-policy", "lifo"], "--scheduling-policy: invalid choice: 'lifo' .*fcfs.*priority"),
         (["--priority-order", "up"], "--priority-order: invalid choice: 'up' .*higher-first.*lower-first"),
         (["--delay-factor", "-0.1"], "--delay-factor: must be a finite number of at least 0, not -0.1"),
@@ -142,7 +147,7 @@ def test_sizes_are_read_with_units(text: str, num_bytes: int) -> None:
         (["--delay-factor", "long"], "--delay-factor: must be a number of at least 0, not 'long'"),
         (["--target-itl-ms", "-1"], "--target-itl-ms: must be a finite number of at least 0, not -1"),
         (["--backend", "abacus"], "--backend: invalid choice"),
-        (["--max-num-seqs", "0"], "--max-num-seqs: must be at least 1"),
+        (["--max-num-seqs", "-1"], "--max-num-seqs: must be at least 0"),
         (["--num-threads", "100000"], "--num-threads: must be 0 to 1024, not 100000"),
         (["--served-model-name", ""], "--served-model-name: must not be empty"),
         (["--log-format", "xml"], "--log-format: invalid choice: 'xml' .*auto.*human.*json"),
@@ -277,7 +282,7 @@ def test_loopback_needs_no_consent(host: str) -> None:
 
 def test_settings_that_contradict_each_other_are_refused_together() -> None:
     with pytest.raises(ConfigError, match=r"max_num_batched_tokens \(16\) is below max_num_seqs \(64\)"):
-        configure("--max-num-batched-tokens", "16")
+        configure("--max-num-batched-tokens", "16", "--max-num-seqs", "64")
 
 
 def test_the_cache_directory_follows_xdg() -> None:
@@ -289,7 +294,7 @@ def test_the_cache_directory_follows_xdg() -> None:
 
 
 def test_every_backend_can_be_chosen() -> None:
-    assert backend_names() == BACKENDS
+    assert ("auto", *backend_names()) == BACKENDS
 
 
 def test_the_instruction_sets_are_those_of_the_kernels() -> None:
