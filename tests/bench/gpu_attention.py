@@ -106,7 +106,7 @@ def run_prefill_attention(bench: Bench) -> None:
     """Time one prompt's attention by FlashInfer's two kernels for it."""
     spec = _spec(bench)
     backends = ["fa2", "fa3"] if bench.is_dry or bench.accelerator.capability[0] == 9 else ["fa2"]
-    workspace = torch.zeros(bench.pick(256 << 20, 1 << 20), dtype=torch.uint8, device=bench.device)
+    workspace = torch.zeros(bench.pick(256 << 20, 16 << 20), dtype=torch.uint8, device=bench.device)
     for length in bench.pick((512, 2048, 8192), (20,)):
         for backend in backends:
             wrapper = bench.flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,7 +49,8 @@ class Bench:
     def create(cls, sink: Sink, *, is_dry: bool) -> Bench:
         """Open the card, or the fakes."""
         install_factories(is_dry=is_dry)
-        return cls(sink, is_dry, _create_accelerator(is_dry=is_dry), load_flashinfer(is_dry=is_dry))
+        accelerator = _create_accelerator(is_dry=is_dry)
+        return cls(sink, is_dry, accelerator, load_flashinfer(accelerator, is_dry=is_dry))
 
     @property
     def device(self) -> torch.device:
@@ -119,12 +121,12 @@ class Bench:
 
 
 # ---------------------------------------------------------------------- card or fakes
-def load_flashinfer(*, is_dry: bool) -> Any:
-    """Return the library as the backend loads it, or its fake."""
+def load_flashinfer(accelerator: Accelerator, *, is_dry: bool) -> Any:
+    """Return the library as the backend loads it, or its fake on a fake device."""
     if is_dry:
-        return importlib.import_module("kernels.testing.fake_flashinfer")
-    import os
+        from kernels.testing.fake_flashinfer import FakeFlashInfer
 
+        return FakeFlashInfer(accelerator)
     os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")  # as kernels.flashinfer_backend does before it imports
     return importlib.import_module("flashinfer")
 
@@ -176,8 +178,8 @@ def install_factories(*, is_dry: bool) -> None:
 
 def create_engine_backend(options: BackendOptions) -> DeviceBackend:
     """Create what STATE asks for; the engine calls this by name."""
-    flashinfer = load_flashinfer(is_dry=STATE.is_dry)
-    return build_backend(flashinfer, STATE.wrap(_create_accelerator(is_dry=STATE.is_dry)))
+    accelerator = _create_accelerator(is_dry=STATE.is_dry)
+    return build_backend(load_flashinfer(accelerator, is_dry=STATE.is_dry), STATE.wrap(accelerator))
 
 
 # ---------------------------------------------------------------------- steps
