@@ -231,7 +231,8 @@ def _computes(func: Any) -> bool:
 
 
 def _copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    return storage.clone()  # type: ignore[no-untyped-call]
+    copy: torch.UntypedStorage = storage.clone()  # type: ignore[no-untyped-call]
+    return copy
 
 
 def _fill_all(tensors: list[torch.Tensor]) -> None:

@@ -61,7 +61,7 @@ def test_a_value_of_python_stays_what_it_was_at_capture(accelerator: FakeAcceler
 def test_a_branch_stays_what_it_was_at_capture(accelerator: FakeAccelerator) -> None:
     x = torch.zeros(1)
     greedy = [True]
-    graph = accelerator.capture(lambda: (x.add_(1) if greedy[0] else x.sub_(1)))
+    graph = accelerator.capture(lambda: x.add_(1) if greedy[0] else x.sub_(1))
     greedy[0] = False
     graph.replay()
     assert x.tolist() == [1.0]
@@ -233,7 +233,9 @@ def test_results_given_by_out_are_written(accelerator: FakeAccelerator) -> None:
         ("repeat_interleave", lambda x: x.repeat_interleave(x.long())),
     ],
 )
-def test_a_capture_may_not_wait(accelerator: FakeAccelerator, name: str, wait: Callable[[torch.Tensor], object]) -> None:
+def test_a_capture_may_not_wait(
+    accelerator: FakeAccelerator, name: str, wait: Callable[[torch.Tensor], object]
+) -> None:
     x = torch.arange(3.0)
     with pytest.raises(FakeCudaError, match="a capture may not wait for the device"):
         accelerator.capture(lambda: wait(x))
