@@ -52,6 +52,13 @@ class MultiLevelCascadeAttentionWrapper:
         """Whether the levels keep to their buffers."""
         return self._use_cuda_graph
 
+    def reset_workspace_buffer(
+        self, float_workspace_buffer: torch.Tensor, int_workspace_buffers: list[torch.Tensor]
+    ) -> None:
+        """Take other memory: one int workspace a level."""
+        for level, int_workspace_buffer in zip(self._levels, int_workspace_buffers, strict=True):
+            level.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
+
     def plan(  # noqa: PLR0913 - the real signature
         self,
         qo_indptr_arr: list[torch.Tensor],

@@ -59,7 +59,7 @@ WRAPPERS: tuple[type, ...] = (
     CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
     MultiLevelCascadeAttentionWrapper,
 )
-METHODS = ("__init__", "plan", "run")
+METHODS = ("__init__", "plan", "reset_workspace_buffer", "run")
 
 __all__ = [
     "FUNCTIONS",

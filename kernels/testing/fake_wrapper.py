@@ -58,9 +58,7 @@ class PagedWrapper:
         """Whether the wrapper keeps to its buffers."""
         return self._use_cuda_graph
 
-    def reset_workspace_buffer(
-        self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor
-    ) -> None:
+    def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
         """Take other memory. Wrappers may share it whose plans are run before another of them is planned."""
         checks.check_workspace("float_workspace_buffer", float_workspace_buffer)
         checks.check_workspace("int_workspace_buffer", int_workspace_buffer)
