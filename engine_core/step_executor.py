@@ -1,4 +1,4 @@
-"""How the engine's loop gets its steps run: at once, or on a thread beside it. Order is kept either way."""
+"""How the engine's loop gets its steps run: at once, on a thread, or on a device beside it. Order is kept in each."""
 
 from __future__ import annotations
 
@@ -20,6 +20,13 @@ class Runner(Protocol):
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Compute the scheduled tokens and return what was sampled."""
+
+
+class OverlappingRunner(Protocol):
+    """What begins a step without waiting for it."""
+
+    def launch(self, output: SchedulerOutput) -> PendingResult:
+        """Begin the next step; the result is waited for, and steps end in their order."""
 
 
 class StepExecutor(Protocol):
@@ -93,6 +100,33 @@ class ThreadedExecutor:
 
     def submit(self, output: SchedulerOutput) -> PendingResult:
         return self._thread.submit(lambda: _execute(self._runner, output)).result
+
+
+class OverlappedExecutor:
+    """Has a device begin each step as it is submitted: it goes on from the one before it while the loop schedules.
+
+    A step's time is counted from its launch, or from the end of the step before it where that came later.
+
+    Args:
+        runner: Used by the thread that submits and waits.
+    """
+
+    def __init__(self, runner: OverlappingRunner) -> None:
+        self._runner = runner
+        self._ended = 0.0
+
+    def submit(self, output: SchedulerOutput) -> PendingResult:
+        launched = time.perf_counter()
+        pending = self._runner.launch(output)
+
+        def wait() -> ModelRunnerOutput:
+            result = pending()
+            ended = time.perf_counter()
+            result.execute_time_s = ended - max(launched, self._ended)
+            self._ended = ended
+            return result
+
+        return wait
 
 
 def _execute(runner: Runner, output: SchedulerOutput) -> ModelRunnerOutput:

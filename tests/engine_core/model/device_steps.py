@@ -1,0 +1,157 @@
+"""Drives runners through a scheduler, and tells what each request got: of the device's runner and of the plain one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine_core.core import EngineCore
+from engine_core.messages import EngineCoreOutput, EngineCoreOutputs, TokenLogprobs
+from engine_core.model.checkpoint import open_checkpoint
+from engine_core.model.decoder import Decoder
+from engine_core.model.device_runner import DeviceRunner, build_device_runner
+from engine_core.model.loader import load_decoder
+from engine_core.model.runner import ModelRunner
+from engine_core.step_executor import DirectExecutor, OverlappedExecutor, StepExecutor
+from kernels.testing.fake_cuda import FakeAccelerator
+from tests.engine_core.model_checkpoints import save_checkpoint
+from tests.engine_core.scheduler.scheduler_helpers import create_request, create_scheduler
+from tests.kernels.torch_device_backend import TorchDeviceBackend
+
+MAX_MODEL_LEN = 96
+BLOCK_SIZE = 4
+
+
+@dataclass
+class Got:
+    """What a request got."""
+
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: Any = None
+    error: str | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: when it comes (before which step), its prompt, its parameters, and when it is aborted."""
+
+    prompt: Sequence[int]
+    params: dict[str, Any]
+    arrives: int = 0
+    aborted: int | None = None
+
+
+@dataclass
+class Machine:
+    """A device, a backend for it, and a model."""
+
+    accelerator: FakeAccelerator
+    backend: TorchDeviceBackend
+    decoder: Decoder
+
+    def device_runner(self, *, num_blocks: int = 64, max_num_seqs: int = 8, **options: Any) -> DeviceRunner:
+        return build_device_runner(
+            decoder=self.decoder,
+            kv=self.decoder.alloc_kv(num_pages=num_blocks + 1, page_size=BLOCK_SIZE),
+            backend=self.backend,
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=64,
+            **options,
+        )
+
+    def plain_runner(self, *, num_blocks: int = 64, num_token_ids: int | None = None) -> ModelRunner:
+        kv = self.decoder.alloc_kv(num_pages=num_blocks + 1, page_size=BLOCK_SIZE)
+        return ModelRunner(decoder=self.decoder, kv=kv, max_model_len=MAX_MODEL_LEN, num_token_ids=num_token_ids)
+
+
+def build_machine(directory: Path, case: str = "qwen3", **backend_options: Any) -> Machine:
+    """Make a checkpoint and load it for a device."""
+    save_checkpoint(directory, case)
+    accelerator = FakeAccelerator()
+    backend = TorchDeviceBackend(accelerator, **backend_options)
+    decoder = load_decoder(open_checkpoint(directory), backend, torch.float32, lambda share, what: None)
+    return Machine(accelerator, backend, decoder)
+
+
+class Engine:
+    """A core over an executor, stepped by hand."""
+
+    def __init__(self, executor: StepExecutor, *, depth: int, num_blocks: int = 64, **config: Any) -> None:
+        self.scheduler = create_scheduler(
+            max_model_len=MAX_MODEL_LEN,
+            max_steps_in_flight=depth,
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            **{"max_num_batched_tokens": 64, "max_num_seqs": 8, **config},
+        )
+        self.core = EngineCore(scheduler=self.scheduler, executor=executor, publish=self._take)
+        self.got: dict[str, Got] = {}
+        self.num_preempted = 0
+
+    def run(self, asked: Sequence[Asked]) -> dict[str, Got]:
+        """Step until all have ended."""
+        step = 0
+        while step <= max(each.arrives for each in asked) or self.core._has_work():
+            for index, each in enumerate(asked):
+                if each.arrives == step:
+                    self.got[str(index)] = Got()
+                    params = {"max_tokens": 12, "temperature": 0.0, **each.params}
+                    self.core.add_request(create_request(str(index), each.prompt, **params))
+                if each.aborted == step:
+                    self.core.abort_requests((str(index),))
+            self.core._drain_input(block=False)
+            if self.core._has_work():
+                self.core.step()
+            step += 1
+            assert step < 1000
+        self.scheduler.check_invariants()
+        return self.got
+
+    def _take(self, outputs: EngineCoreOutputs) -> None:
+        assert outputs.stats is not None
+        self.num_preempted += outputs.stats.num_preempted
+        for request_id, token_id in zip(outputs.token_req_ids, outputs.token_ids, strict=True):
+            self.got[request_id].token_ids.append(token_id)
+        for output in outputs.outputs:
+            self._take_record(self.got[output.request_id], output)
+
+    def _take_record(self, got: Got, output: EngineCoreOutput) -> None:
+        got.token_ids += output.new_token_ids
+        got.logprobs += output.logprobs or []
+        if output.prompt_logprobs is not None:
+            assert got.prompt_logprobs is None
+            got.prompt_logprobs = output.prompt_logprobs
+        got.finish_reason = output.finish_reason or got.finish_reason
+        got.error = output.error or got.error
+
+
+def run_plain(machine: Machine, asked: Sequence[Asked], *, num_blocks: int = 64, **config: Any) -> dict[str, Got]:
+    """Run requests one step after the other, over the plain runner."""
+    runner = machine.plain_runner(num_blocks=num_blocks)
+    return Engine(DirectExecutor(runner), depth=1, num_blocks=num_blocks, **config).run(asked)
+
+
+def run_device(
+    machine: Machine,
+    asked: Sequence[Asked],
+    *,
+    num_blocks: int = 64,
+    enforce_eager: bool = False,
+    depth: int = 2,
+    watch: Callable[[Engine], None] = lambda engine: None,
+    **config: Any,
+) -> dict[str, Got]:
+    """Run requests over the device's runner, two steps in flight."""
+    runner = machine.device_runner(num_blocks=num_blocks, enforce_eager=enforce_eager)
+    engine = Engine(OverlappedExecutor(runner), depth=depth, num_blocks=num_blocks, **config)
+    got = engine.run(asked)
+    machine.accelerator.synchronize()
+    watch(engine)
+    return got
