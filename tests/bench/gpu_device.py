@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 import kernels.backend
-from engine_core.model import compute
-from engine_core.model.compute import Machine
+from engine_core.model.compute import THIS_MACHINE
 from engine_core.survey import CudaCard, CudaSurvey
 from kernels.accelerator import Accelerator, Graph
 from kernels.backend import AttnSpec, BackendOptions, DeviceBackend, StepMeta
@@ -136,7 +135,7 @@ def _create_accelerator(*, is_dry: bool) -> Accelerator:
         from kernels.testing.fake_cuda import FakeAccelerator
 
         return FakeAccelerator()
-    from kernels.cuda_accelerator import CudaAccelerator
+    from kernels.cuda import CudaAccelerator
 
     return CudaAccelerator()
 
@@ -171,9 +170,13 @@ def install_factories(*, is_dry: bool) -> None:
     STATE.wrap = lambda accelerator: accelerator
     kernels.backend._FACTORIES["cuda"] = f"{__name__}:create_engine_backend"
     if is_dry:
-        card = CudaCard("Fake GPU", (9, 0), 1 << 34)
-        machine = Machine(survey_cuda=lambda: CudaSurvey("13.0", "", (card,), "0"))
-        compute.settle_compute.__defaults__ = (machine,)
+        # It is everybody's default, and frozen for good reasons; this process is about to lie to all of them.
+        object.__setattr__(THIS_MACHINE, "survey_cuda", survey_fake)
+
+
+def survey_fake() -> CudaSurvey:
+    """Find a card where there is none."""
+    return CudaSurvey("13.0", "none", (CudaCard("Fake GPU", (9, 0), 1 << 34),), "the fake")
 
 
 def create_engine_backend(options: BackendOptions) -> DeviceBackend:

@@ -290,7 +290,7 @@ def _measure_decode(
         formula=floor.formula,
         goal=plan.goals.get(batch) if way == BEST else None,
     )
-    _tell_device(bench, f"{plan.model} batch {batch}, {way.name}", way, replays)
+    _tell_device(bench, f"{plan.model} batch {batch}, {way.name}", way, replays, len(host.parts.get("launch", [])))
     _tell_host(bench, f"{plan.model} batch {batch}, {way.name}", driver.seen, first, host)
 
 
@@ -298,15 +298,15 @@ def _count_full(driver: Driver, batch: int) -> int:
     return sum(num_tokens == batch for _, num_tokens in driver.seen.steps)
 
 
-def _tell_device(bench: Bench, label: str, way: Way, replays: Replays) -> None:
-    """How long the graph itself took, and how much of the time none ran."""
+def _tell_device(bench: Bench, label: str, way: Way, replays: Replays, num_steps: int) -> None:
+    """How long a step's graphs themselves took, and how much of the time none ran."""
     if not way.graphs:
         return
     bench.accelerator.synchronize()
     if len(replays.marks) < 3:
         bench.sink.note(label, "hardly a step was replayed from a graph", is_failure=True)
         return
-    bench.sink.add(f"{label}: graph alone", "ms", [s * 1e3 for s in replays.busy_s()])
+    bench.sink.add(f"{label}: graphs alone", "ms", [s * 1e3 for s in replays.busy_s(num_steps)])
     goal = Goal(at_most=_MAX_IDLE_PERCENT) if way == BEST else None
     bench.sink.add(f"{label}: device idle", "%", [100 * replays.idle_share()], goal=goal)
 

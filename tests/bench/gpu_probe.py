@@ -54,9 +54,11 @@ class Replays:
         busy_s = sum(self.seconds(start, end) for start, end in self.marks[:-1])
         return max(0.0, 1.0 - busy_s / total_s)
 
-    def busy_s(self) -> list[float]:
-        """Return how long each replay took."""
-        return [self.seconds(start, end) for start, end in self.marks]
+    def busy_s(self, num_steps: int) -> list[float]:
+        """Return how long the graphs of each step took, all steps having as many."""
+        each = max(1, round(len(self.marks) / max(1, num_steps)))
+        busy = [self.seconds(start, end) for start, end in self.marks]
+        return [sum(busy[first : first + each]) for first in range(0, len(busy) - each + 1, each)]
 
 
 class _WatchedGraph:

@@ -6,7 +6,6 @@ Run as a program it is that server, for dry runs: its backend comes from the fak
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from server.bench.client import BenchClient, fetch_model_name, run_in_loop
 from server.bench.load import Load, run_load
 from server.bench.summary import Summary, summarize
 from server.bench.target import BenchError, Target
-from tests.bench.gpu_device import Bench, install_factories
+from tests.bench.gpu_device import Bench, install_factories, survey_fake
 from tests.bench.gpu_models import CONFIGS, decode_floor, write_checkpoint
 from tests.bench.peer_process import find_free_port
 
@@ -154,10 +153,11 @@ def _root() -> str:
 
 def _serve_on_fakes() -> int:
     """Be `pointsman` with the fakes for a card."""
+    import server.serving
     from server.__main__ import main
 
-    os.environ["POINTSMAN_NUM_THREADS"] = "1"
     install_factories(is_dry=True)
+    server.serving.survey_cuda = survey_fake
     return main()
 
 
