@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.testing.device_calls import current_watcher, watching
+from kernels.testing.device_calls import watching
 from kernels.testing.device_memory import memory_id
 from kernels.testing.host_waits import FakeCudaError, tensors_in, waiting_function, waiting_op
 from kernels.testing.watched_ops import WatchedFunctions, WatchedOps
@@ -18,7 +17,7 @@ from kernels.testing.watched_ops import WatchedFunctions, WatchedOps
 T = TypeVar("T")
 
 
-class MemoryWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class MemoryWatcher:
     """Measures what is allocated around it, results only: what a kernel needs meanwhile it cannot see.
 
     Attributes:
@@ -28,14 +27,21 @@ class MemoryWatcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     is_capture = False
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
         self._alive: dict[int, tuple[Any, int]] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if current_watcher() is self:
-            return self._count(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Watch this thread's operations."""
+        with watching(self), WatchedOps(self):
+            yield
+
+    def on_function(self, func: Any, args: Any) -> None:
+        """Let it pass: its operations tell."""
+
+    def on_op(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an operation and count its results."""
+        return self._count(func, args, kwargs)
 
     def on_call(self, fn: Callable[..., T], args: tuple[object, ...]) -> T:
         """Run an opaque kernel and count its results."""

@@ -150,7 +150,7 @@ class FakeAccelerator:
         """Run ``body`` and return the most bytes of results that were alive at once."""
         self.synchronize()
         watcher = MemoryWatcher()
-        with watching(watcher), watcher:
+        with watcher.measuring():
             body()
         self.synchronize()
         return watcher.peak_bytes
