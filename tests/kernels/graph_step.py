@@ -61,9 +61,7 @@ class GraphStep:
 
 
 def _room(num_reqs: int, num_pages: int) -> CsrPages:
-    indptr, indices, last = (
-        torch.zeros(length, dtype=torch.int32) for length in (num_reqs + 1, num_pages, num_reqs)
-    )
+    indptr, indices, last = (torch.zeros(length, dtype=torch.int32) for length in (num_reqs + 1, num_pages, num_reqs))
     return CsrPages(indptr.clone(), last.clone(), indptr, indices, last)
 
 

@@ -55,7 +55,14 @@ def test_attention_of_mixed_batches_over_shuffled_pages(
 
 @pytest.mark.parametrize(
     "requests",
-    [((1, 1),), ((1, 200),), ((1, 5), (1, 16), (1, 17), (1, 90)), ((40, 40),), ((40, 90), (7, 7)), ((16, 32), (32, 48))],
+    [
+        ((1, 1),),
+        ((1, 200),),
+        ((1, 5), (1, 16), (1, 17), (1, 90)),
+        ((40, 40),),
+        ((40, 90), (7, 7)),
+        ((16, 32), (32, 48)),
+    ],
     ids=["first", "decode", "decodes", "prefill", "chunks", "page edges"],
 )
 def test_attention_of_decodes_prefills_and_chunks(backend: FlashInferBackend, requests: tuple[tuple[int, int]]) -> None:
