@@ -97,6 +97,7 @@ def serving(folder: Path, log: Path, *, is_dry: bool) -> Iterator[Target]:
     port = find_free_port()
     program = [str(Path(__file__).resolve())] if is_dry else ["-m", "server"]
     command = [sys.executable, *program, "serve", str(folder), "--backend", "cuda", "--port", str(port)]
+    command += ["--max-num-seqs", "2", "--max-model-len", "512"] if is_dry else []
     with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, cwd=_root()) as process:
         try:
             target = Target("127.0.0.1", port)
