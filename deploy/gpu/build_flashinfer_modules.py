@@ -305,7 +305,7 @@ def build_parser() -> argparse.ArgumentParser:
     models = ", ".join(MODELS)
     add("--models", metavar="A,B", default="all", help=f"Families to compile for: {models}, or none. [default: all]")
     add("--kind", metavar="K", type=parse_kind, action="append", default=[], help="One more, such as 256:window:cap.")
-    add("--no-fa3", action="store_true", help="Leave Hopper's prefill out: half the time, slower long prompts.")
+    add("--no-fa3", action="store_true", help="Leave out what only Hopper's cards (9.0a) use, and do use.")
     add("--only", metavar="A,B", default="", help="Of all these only modules whose names begin so.")
     add("--out", metavar="DIR", type=Path, help="Where to. [default: data/aot of the installed FlashInfer]")
     add("--include", metavar="DIR", type=Path, action="append", default=[], help="Further headers (cublasLt.h).")
@@ -335,7 +335,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 64
-    chosen = [name for name in module_names(kinds, fa3=not asked.no_fa3) if is_chosen(name, asked.only)]
+    archs = os.environ.get("FLASHINFER_CUDA_ARCH_LIST", DEFAULT_ARCHS)
+    fa3 = not asked.no_fa3 and has_hopper(archs)
+    chosen = [name for name in module_names(kinds, fa3=fa3) if is_chosen(name, asked.only)]
     if asked.list:
         print("\n".join(chosen))
         return 0
@@ -346,7 +348,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(error, file=sys.stderr)
             return 69
         os.environ.update(build_environment(toolkit, asked.include, dict(os.environ)))
-        return build(asked, kinds, chosen, toolkit)
+        return build(asked, kinds, fa3, chosen, toolkit)
+
+
+def has_hopper(archs: str) -> bool:
+    """Whether a list such as ``9.0a 10.0a`` has Hopper in it, whose prefill is a module of its own, fa3."""
+    return any(arch.startswith("9.0") for arch in archs.replace(",", " ").split())
 
 
 def is_chosen(name: str, only: str) -> bool:
@@ -354,7 +361,7 @@ def is_chosen(name: str, only: str) -> bool:
     return not only or name.startswith(tuple(only.split(",")))
 
 
-def build(asked: argparse.Namespace, kinds: Sequence[Kind], chosen: Sequence[str], toolkit: Toolkit) -> int:
+def build(asked: argparse.Namespace, kinds: Sequence[Kind], fa3: bool, chosen: Sequence[str], toolkit: Toolkit) -> int:
     """Compile, copy and check; return the exit code."""
     started = time.monotonic()
     import flashinfer
@@ -363,7 +370,7 @@ def build(asked: argparse.Namespace, kinds: Sequence[Kind], chosen: Sequence[str
     if flashinfer.__version__ != VERSION:
         print(f"This is FlashInfer {flashinfer.__version__}, and Pointsman wants {VERSION}.", file=sys.stderr)
         return 69
-    specs = [spec for spec in generate_specs(kinds, fa3=not asked.no_fa3) if spec.name in chosen]
+    specs = [spec for spec in generate_specs(kinds, fa3=fa3) if spec.name in chosen]
     assert [spec.name for spec in specs] == list(chosen), "FlashInfer names its modules as module_names() does"
     print(f"{len(specs)} modules for {os.environ['FLASHINFER_CUDA_ARCH_LIST']}, nvcc of {toolkit.home}", flush=True)
     compile_specs(specs, asked.jobs or os.cpu_count() or 1, Path(env.FLASHINFER_WORKSPACE_DIR))
