@@ -91,8 +91,13 @@ def run_stage(name: str, figures: Path, *, is_dry: bool) -> None:
 
     stage = next(each for each in STAGES if each.name == name)
     module = importlib.import_module(f"tests.bench.{stage.module}")
-    run: Callable[[Bench], None] = getattr(module, f"run_{name.replace('-', '_').replace('.', '_')}")
+    run: Callable[[Bench], None] = getattr(module, function_name(name))
     run(Bench.create(Sink(figures, name, is_dry), is_dry=is_dry))
+
+
+def function_name(stage: str) -> str:
+    """Return what runs a stage in its module."""
+    return f"run_{stage.replace('-', '_').replace('.', '_')}"
 
 
 def run_as_child(name: str, figures: Path, *, is_dry: bool) -> int:
@@ -145,10 +150,9 @@ class Run:
                 _kill(child)
 
     def _spawn(self, stage: Stage) -> subprocess.Popen[bytes]:
-        command = [sys.executable, str(Path(__file__).resolve()), "--child", stage.name, "--out", str(self._folder)]
         with (self._folder / f"{stage.name}.log").open("wb") as log:
             return subprocess.Popen(
-                command + ["--dry-run"] * self._is_dry,
+                child_command(stage, self._folder, self._is_dry),
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -191,6 +195,12 @@ class Run:
     def _last_words(self, stage: Stage) -> str:
         log = (self._folder / f"{stage.name}.log").read_bytes()[-4000:].decode("utf-8", "replace").strip()
         return log.splitlines()[-1] if log else "it said nothing"
+
+
+def child_command(stage: Stage, folder: Path, is_dry: bool) -> list[str]:
+    """Return what runs a stage as a process of its own."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--child", stage.name, "--out", str(folder.resolve())]
+    return command + ["--dry-run"] * is_dry
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
