@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from engine_core.config import EngineConfig
 from engine_core.errors import CapacityError
 from engine_core.memory import DeviceUse, KVBudget, size_device_pool
 from engine_core.model.arch import ArchSpec
 from engine_core.model.decoder import Decoder, LanguageModel
 from engine_core.model.device_runner import build_device_runner
+from engine_core.model.device_sampler import NUM_COLUMNS, Draw, greedy_record
+from engine_core.model.device_work import DeviceWork
 from engine_core.model.largest_step import build_largest_step
 from engine_core.model.step_memory import count_table_bytes, estimate_graph_bytes, estimate_step_bytes
 from engine_core.step_executor import OverlappedExecutor, StepExecutor
@@ -81,26 +85,46 @@ def measure_use(decoder: Decoder, backend: DeviceBackend, config: EngineConfig) 
     """
     assert config.model.max_model_len is not None, "resolve() settles it"
     decoder.reserve_positions(config.model.max_model_len)
-    meta = build_largest_step(
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_model_len=config.model.max_model_len,
-        page_size=config.cache.block_size,
-    )
+    step_bytes = _measure_largest_step(decoder, backend, config)
+    # Again, of nothing: what torch's allocator keeps of the step goes back to the card. The kernels' code stays.
+    backend.accelerator.peak_bytes(lambda: None)
     memory = backend.accelerator.memory()
-    kv = decoder.alloc_kv(num_pages=1 + len(meta.kv_indices), page_size=config.cache.block_size)
-
-    def run() -> None:
-        for _ in decoder.iter_logits(decoder.forward(meta, kv)):
-            pass
-
     return DeviceUse(
         total_bytes=memory.total,
         taken_bytes=memory.total - memory.free,
-        # The first step ever: what it leaves behind, such as the libraries' workspaces, counts with it.
-        step_bytes=backend.accelerator.peak_bytes(run),
+        step_bytes=step_bytes,
         graph_bytes=estimate_graph_bytes(decoder.arch, graph_sizes(backend, config)),
     )
+
+
+def _measure_largest_step(decoder: Decoder, backend: DeviceBackend, config: EngineConfig) -> int:
+    """Return the bytes that it holds at once beside its pool, which is gone afterwards."""
+    page_size, device = config.cache.block_size, backend.accelerator.device
+    meta = build_largest_step(
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=config.model.max_model_len or 1,
+        page_size=page_size,
+    )
+    kv = decoder.alloc_kv(num_pages=1 + len(meta.kv_indices), page_size=page_size)
+    work = DeviceWork(
+        decoder=decoder,
+        kv=kv,
+        device=device,
+        max_num_seqs=meta.num_reqs,
+        max_num_rows=meta.num_reqs,
+        num_token_ids=decoder.arch.vocab_size,
+    )
+    words = torch.frombuffer(bytearray(greedy_record(work.unread_slot) * meta.num_reqs), dtype=torch.int32)
+    records = words.view(meta.num_reqs, NUM_COLUMNS).to(device)
+
+    @torch.inference_mode()
+    def run() -> None:
+        hidden = decoder.forward(meta, kv)
+        for draw in Draw:  # each takes its memory, whatever a row's record says
+            work.head(hidden, records, draw)
+
+    return backend.accelerator.peak_bytes(run)
 
 
 def foretell_use(arch: ArchSpec, weights_bytes: int, backend: DeviceBackend, config: EngineConfig) -> DeviceUse:

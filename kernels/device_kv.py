@@ -18,6 +18,8 @@ from kernels.step import AttnSpec, IntArray
 class DeviceKV:
     """A KVPool on a device, zero at first: a page never written reads as zeros, not as NaN.
 
+    It may be made, and written, in inference mode and outside.
+
     Attributes:
         layer_specs: One per layer.
         page_size: Tokens a page.
@@ -48,6 +50,7 @@ class DeviceKV:
             for spec in self.layer_specs
         )
 
+    @torch.inference_mode()
     def copy_pages(self, src: IntArray, dst: IntArray) -> None:
         """Copy whole pages, all layers. ``src`` and ``dst``: [n] page ids, disjoint."""
         src_ids, dst_ids = (to_index(ids).to(self._device) for ids in (src, dst))
@@ -64,6 +67,7 @@ class DeviceKV:
         parts = [pages[page].view(torch.uint8).flatten() for pages in self.layers]
         np.frombuffer(out, dtype=np.uint8)[:] = torch.cat(parts).cpu().numpy()
 
+    @torch.inference_mode()
     def write_page(self, page: int, data: memoryview) -> None:
         """Fill one page from bytes that ``read_page`` of a pool of the same shape gave.
 

@@ -26,7 +26,9 @@ from kernels.backend import (
     StepTensors,
     UnavailableBackendError,
 )
+from kernels.cuda import CudaAccelerator, NoDeviceError
 from kernels.device_kv import DeviceKV
+from kernels.flashinfer_norms import Norms
 from kernels.flashinfer_plans import FLOAT_WORKSPACE_BYTES, StepPlan, StepPlanner
 from kernels.flashinfer_support import check_model, graph_sizes, num_shared_pages
 from kernels.fused import FusedKernels, ModelSpec
@@ -61,6 +63,7 @@ class FlashInferBackend:
         self.page_sizes: tuple[int, ...] = (16, 32, 64)
         self.default_dtype = torch.bfloat16
         self._flashinfer = flashinfer
+        self._norms = Norms(flashinfer)
         self._planner = StepPlanner(flashinfer, accelerator, num_workspace_bytes)
         self._row_ids = [self._build_row_ids(_FIRST_ROW_IDS)]
 
@@ -101,16 +104,12 @@ class FlashInferBackend:
     def rmsnorm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Return ``x / rms(x) * weight`` over the last dimension, computed in fp32, x's dtype."""
         out = torch.empty_like(x)
-        self._rmsnorm_into(out, x, weight, eps)
+        self._norms.norm_into(out, x, weight, eps)
         return out
 
     def add_rmsnorm_(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
         """``residual += x; x = rmsnorm(residual)`` in place, both [T, H]."""
-        if weight.dtype == x.dtype:
-            self._flashinfer.fused_add_rmsnorm(x, residual, weight, eps)
-        else:
-            residual.add_(x)
-            self._rmsnorm_into(x, residual, weight, eps)
+        self._norms.add_norm_(x, residual, weight, eps)
 
     def qk_norm_rope_(
         self,
@@ -127,7 +126,7 @@ class FlashInferBackend:
         """
         for heads, weight in ((q, q_weight), (k, k_weight)):
             if weight is not None:
-                self._rmsnorm_into(heads, heads, weight, eps)
+                self._norms.norm_into(heads, heads, weight, eps)
         num_tokens, _, head_dim = q.shape
         # ``cos_sin`` has this step's rows already, so a token's row in it is its row in the batch.
         self._flashinfer.apply_rope_with_cos_sin_cache_inplace(
@@ -177,18 +176,12 @@ class FlashInferBackend:
         assert isinstance(kv, DeviceKV)
         return num_shared_pages(meta, kv.kinds, kv.page_size)
 
+    # A wrapper writes into buffers that an earlier plan made: all of them in inference mode, or torch refuses.
+    @torch.inference_mode()
     def plan_step(self, tensors: StepTensors, kv: KVPool, *, in_graph: bool) -> StepPlan:
         """Prepare what all layers of this step share; see DeviceBackend."""
         assert isinstance(kv, DeviceKV)
         return self._planner.plan_graph(tensors, kv) if in_graph else self._planner.plan(tensors, kv)
-
-    def _rmsnorm_into(self, out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-        if weight.dtype == x.dtype:
-            self._flashinfer.rmsnorm(x, weight, eps, out=out)
-            return
-        # Gemma's fp32 weights: the library's kernels read a weight as if it had x's dtype, whatever it has.
-        wide = x.float()
-        out.copy_(wide * torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + eps) * weight)
 
     def _token_rows(self, num_tokens: int) -> torch.Tensor:
         """Return 0..num_tokens-1, int32, where it stays: graphs have its address, so outgrown ones are kept."""
@@ -209,16 +202,16 @@ def create_backend(options: BackendOptions | None = None) -> FlashInferBackend:
     """Create the backend on the first card. It has no options: CUDA_VISIBLE_DEVICES says which card that is.
 
     Raises:
-        UnavailableBackendError: There is no card, or no FlashInfer.
+        UnavailableBackendError: There is no card that can be used, or no FlashInfer.
     """
-    if not torch.cuda.is_available():
-        raise UnavailableBackendError("the cuda backend needs an NVIDIA card that torch can use, and sees none")
+    try:
+        accelerator = CudaAccelerator()
+    except NoDeviceError as error:
+        raise UnavailableBackendError(f"the cuda backend needs an NVIDIA card: {error}") from error
     # Its norms then come from a module that can be compiled ahead of time, not from a compiler of its own.
     os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")
     try:
         library = importlib.import_module("flashinfer")
     except ImportError as error:
         raise UnavailableBackendError(f"the cuda backend needs flashinfer, and cannot import it: {error}") from error
-    from kernels.cuda_accelerator import CudaAccelerator
-
-    return FlashInferBackend(flashinfer=library, accelerator=CudaAccelerator())
+    return FlashInferBackend(flashinfer=library, accelerator=accelerator)

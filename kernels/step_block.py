@@ -133,9 +133,7 @@ class StepBlock:
         self._device_words = torch.zeros(num_words, dtype=torch.int32, device=accelerator.device)
         self._pinned = [self._pin(num_words) for _ in range(2)]
 
-    def load(
-        self, meta: StepMeta, records: IntArray, *, num_shared_pages: int = 0, num_padded: int = 0
-    ) -> LoadedStep:
+    def load(self, meta: StepMeta, records: IntArray, *, num_shared_pages: int = 0, num_padded: int = 0) -> LoadedStep:
         """Lay a step out and queue its copy.
 
         The views of one step are good until the next one is loaded; those on the host until the next but one.
@@ -212,9 +210,7 @@ class StepBlock:
         yield "indices", 0
 
     # ------------------------------------------------------------------ what is written there
-    def _fill(
-        self, words: IntArray, at: _Sections, meta: StepMeta, records: IntArray, num_shared_pages: int
-    ) -> int:
+    def _fill(self, words: IntArray, at: _Sections, meta: StepMeta, records: IntArray, num_shared_pages: int) -> int:
         """Write all sections; return how many page indices there are."""
         pages, bounds, append_positions = meta.kv_indices, meta.kv_indptr, meta.positions
         if num_shared_pages:

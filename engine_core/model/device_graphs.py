@@ -85,9 +85,7 @@ def _captures(size: int, num_common_pages: int, work: DeviceWork, backend: Devic
     yield from (_Capture(size, 0, draw) for draw in Draw)
 
 
-def _capture(
-    capture: _Capture, graphs: StepGraphs, work: DeviceWork, block: StepBlock, backend: DeviceBackend
-) -> None:
+def _capture(capture: _Capture, graphs: StepGraphs, work: DeviceWork, block: StepBlock, backend: DeviceBackend) -> None:
     size, num_shared_pages, draw = capture
     meta = _idle_step(size, num_shared_pages, work.kv.page_size)
     nobody = np.frombuffer(greedy_record(work.unread_slot) * size, np.int32).reshape(size, NUM_COLUMNS)

@@ -132,8 +132,9 @@ class DeviceRunner:
         return pending.result
 
     def _finish_oldest(self) -> None:
-        pending = self._in_flight.popleft()
+        pending = self._in_flight[0]
         pending.finish()
+        self._in_flight.popleft()
         self._block.note_done(pending.load_id)
 
     # ------------------------------------------------------------------ the host lane

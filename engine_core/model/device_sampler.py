@@ -132,9 +132,7 @@ def _draw(
     return torch.cat([_cut(logits[at].masked_fill(is_spoiled[at], 0.0), greatest[at], records[at]) for at in parts])
 
 
-def _race(
-    logits: torch.Tensor, greatest: torch.Tensor, records: torch.Tensor, token_ids: torch.Tensor
-) -> torch.Tensor:
+def _race(logits: torch.Tensor, greatest: torch.Tensor, records: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """Draw among all: [n, 1] int64. Takes ``logits`` for its own use."""
     weights = _weigh_(logits, greatest, records)
     weights.masked_fill_(weights < _min_p(records), 0.0)  # the heaviest weighs exactly 1, and stays

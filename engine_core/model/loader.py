@@ -131,8 +131,11 @@ class _Measure(_Loader):
     def _copy(self, name: str) -> torch.Tensor:
         return torch.empty(self._weights.shapes[name], dtype=self._dtype, device="meta")
 
-    def _read(self, name: str) -> torch.Tensor:
-        return self._copy(name)
+    def _stacked(self, names: list[str]) -> torch.Tensor:
+        # Not torch.cat: of such tensors it imports torch's compiler, two seconds of it.
+        shapes = [self._weights.shapes[name] for name in names]
+        num_rows = sum(shape[0] for shape in shapes)
+        return torch.empty((num_rows, *shapes[0][1:]), dtype=self._dtype, device="meta")
 
     def _norm(self, name: str) -> torch.Tensor:
         return self._copy(f"{name}.weight")

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from kernels.testing.call_arguments import tensors_in
 from kernels.testing.device_calls import watching
 from kernels.testing.device_memory import memory_id
-from kernels.testing.host_waits import FakeCudaError, tensors_in, waiting_function, waiting_op
+from kernels.testing.host_waits import FakeCudaError, waiting_function, waiting_op
 from kernels.testing.watched_ops import WatchedFunctions, WatchedOps
 
 T = TypeVar("T")

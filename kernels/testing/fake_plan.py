@@ -64,8 +64,15 @@ class Planned:
         return [end - start for start, end in pairwise(self.qo)]
 
 
-def check_planned(planned: Planned, *, workspace_bytes: int, in_graph: bool) -> None:
-    """What every kernel takes for granted of a batch."""
+def check_planned(planned: Planned, *, float_bytes: int, int_bytes: int, in_graph: bool) -> None:
+    """What every kernel takes for granted of a batch.
+
+    Args:
+        planned: The batch.
+        float_bytes: Of the workspace for partial results.
+        int_bytes: Of the workspace for the schedule.
+        in_graph: The wrapper keeps to its buffers.
+    """
     shape = planned.shape
     divides = shape.num_kv_heads > 0 and shape.num_qo_heads % shape.num_kv_heads == 0
     demand(divides, f"{shape.num_qo_heads} query heads on {shape.num_kv_heads} KV heads")  # scheduler.cuh
@@ -84,7 +91,7 @@ def check_planned(planned: Planned, *, workspace_bytes: int, in_graph: bool) -> 
         # page.cuh gives it length 0, page.py's get_seq_lens last_page_len: it would attend to nothing.
         demand(end > start, f"request {i} has no page")
     _check_queries_have_keys(planned)
-    _check_workspace_size(planned, workspace_bytes, in_graph)
+    _check_workspaces(planned, float_bytes, int_bytes, in_graph)
 
 
 def _check_queries_have_keys(planned: Planned) -> None:
@@ -93,8 +100,8 @@ def _check_queries_have_keys(planned: Planned) -> None:
         demand(fits, f"request {i} has {q_len} queries on {kv_len} keys: append before attention")
 
 
-def _check_workspace_size(planned: Planned, size: int, in_graph: bool) -> None:
-    """scheduler.cuh's sum for partial results; it raises "Buffer overflow when allocating memory"."""
+def _check_workspaces(planned: Planned, float_bytes: int, int_bytes: int, in_graph: bool) -> None:
+    """scheduler.cuh's sums; it raises "Buffer overflow when allocating memory". Its search for a cut is left out."""
     shape = planned.shape
     group = shape.num_qo_heads // shape.num_kv_heads
     batch_size, num_rows = len(planned.last), planned.qo[-1]
@@ -102,11 +109,13 @@ def _check_workspace_size(planned: Planned, size: int, in_graph: bool) -> None:
     tile = 16 if longest * group <= 16 else 64 if longest * group <= 64 or shape.head_dim >= 256 else 128
     most_blocks = 2 * NUM_SMS // shape.num_kv_heads
     num_tiles = math.ceil(num_rows * group / tile) + batch_size - 1
+    num_blocks = max(most_blocks, num_tiles)
+    schedule = 13 * num_blocks + 4 * (batch_size + num_rows) + 256
+    demand(schedule <= int_bytes, f"int workspace of {int_bytes} bytes: batch_prefill_request_indices needs {schedule}")
     if not in_graph and num_tiles > most_blocks + batch_size - 1:
         return  # enough work without cutting requests into parts
-    rows = math.ceil(max(most_blocks, num_tiles) * tile / group)
-    needed = shape.num_qo_heads * rows * (shape.head_dim + 1) * 4
-    demand(needed <= size, f"float workspace of {size} bytes: batch_prefill_tmp_v needs {needed}")
+    needed = shape.num_qo_heads * math.ceil(num_blocks * tile / group) * (shape.head_dim + 1) * 4
+    demand(needed <= float_bytes, f"float workspace of {float_bytes} bytes: batch_prefill_tmp_v needs {needed}")
 
 
 def soft_cap_of(logits_soft_cap: float | None) -> float:

@@ -44,7 +44,8 @@ class PagedWrapper:
         self._use_cuda_graph = use_cuda_graph
         self._planned: Planned | None = None
         self._staging: torch.Tensor | None = None
-        self._int_workspace = torch.zeros(1, dtype=torch.int32)
+        self._int_workspace = torch.zeros(1, dtype=torch.int32)  # what there is of it: the plan's number
+        self._int_bytes = 8 << 20
         self._plan_number = 0
         self._fixed_batch_size = 0
         self._batch: PagedBatch | None = None
@@ -64,6 +65,7 @@ class PagedWrapper:
         checks.check_workspace("int_workspace_buffer", int_workspace_buffer)
         self._workspace = float_workspace_buffer
         self._int_workspace = int_workspace_buffer[:4].view(torch.int32)
+        self._int_bytes = int_workspace_buffer.numel()
         self._staging, self._planned = None, None  # the last plan's schedule lies in the other memory
 
     def _take_buffers(self, buffers: Sequence[torch.Tensor | None]) -> None:
@@ -117,7 +119,8 @@ class PagedWrapper:
         self._planned = planned
 
     def _check_planned(self, planned: Planned) -> None:
-        check_planned(planned, workspace_bytes=self._workspace.numel(), in_graph=self._use_cuda_graph)
+        sizes = {"float_bytes": self._workspace.numel(), "int_bytes": self._int_bytes}
+        check_planned(planned, **sizes, in_graph=self._use_cuda_graph)
 
     def _store(self, planned: Planned, indices: torch.Tensor) -> None:
         """Bring a plan's arrays to the device: into the buffers, or as new tensors."""

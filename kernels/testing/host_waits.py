@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -78,18 +78,6 @@ def host_data_function(func: Any) -> str | None:
 def is_mask(index: Any) -> bool:
     """Return whether an index is a mask, whose true places must be counted first."""
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
-
-
-def tensors_in(tree: Any) -> Iterable[torch.Tensor]:
-    """Yield the tensors of arguments or results: alone, or in lists, tuples and dictionaries of them."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            yield from tensors_in(value)
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from tensors_in(value)
 
 
 def _has_tensor_repeats(args: Sequence[Any]) -> bool:

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch.utils._pytree import tree_map_only
 
+from kernels.testing.call_arguments import leaves, replaced, tensors_in
 from kernels.testing.device_calls import watching
 from kernels.testing.device_memory import Memory, Span, TensorRef, fill_with_garbage, is_same, memory_id, span_of
-from kernels.testing.host_waits import FakeCudaError, host_data_function, tensors_in, waiting_function, waiting_op
+from kernels.testing.host_waits import FakeCudaError, host_data_function, waiting_function, waiting_op
 from kernels.testing.watched_ops import WatchedFunctions, WatchedOps
 
 T = TypeVar("T")
@@ -40,11 +40,11 @@ class RecordedCall:
 
     def refs(self) -> Iterator[TensorRef]:
         """Yield what it was given."""
-        yield from refs_in(self._given)
+        yield from leaves(self._given, TensorRef)
 
     def run(self) -> None:
         """Compute it, on the memory that it was recorded with."""
-        args, kwargs = tree_map_only(TensorRef, TensorRef.tensor, self._given)
+        args, kwargs = replaced(self._given, TensorRef, TensorRef.tensor)
         made = self._fn(*args, **kwargs)
         for result, ref in zip(tensors_in(made), self._results, strict=True):
             if ref is not None:
@@ -149,7 +149,7 @@ class Recorder:
     def on_call(self, fn: Callable[..., T], args: tuple[object, ...]) -> T:
         """Run an opaque kernel and record it. What it writes of its arguments shows only in their values."""
         given = self._refs((args, {}))
-        before = [(ref, ref.tensor().clone()) for ref in refs_in(given)]
+        before = [(ref, ref.tensor().clone()) for ref in leaves(given, TensorRef)]
         for tensor in tensors_in(args):
             self._save(tensor)
         made = fn(*args)
@@ -161,7 +161,7 @@ class Recorder:
     # ------------------------------------------------------------------ own
 
     def _refs(self, tree: Any) -> Any:
-        return tree_map_only(torch.Tensor, self._given, tree)
+        return replaced(tree, torch.Tensor, self._given)
 
     def _given(self, tensor: torch.Tensor) -> TensorRef:
         if self._is_host(tensor):
@@ -176,7 +176,7 @@ class Recorder:
 
     def _results(self, made: Any, given: Any) -> list[TensorRef | None]:
         """Return references to new memory; None for a result that is memory which the call was given."""
-        known = {ref.span.memory_id for ref in refs_in(given)}
+        known = {ref.span.memory_id for ref in leaves(given, TensorRef)}
         results = [
             None if memory_id(tensor) in known else TensorRef(tensor, self._memory(tensor, owned=True))
             for tensor in tensors_in(made)
@@ -206,17 +206,6 @@ class Recorder:
         with torch.inference_mode():
             for ref in self._made:
                 fill_with_garbage(ref.tensor())
-
-
-def refs_in(tree: Any) -> Iterator[TensorRef]:
-    """Yield the references of arguments."""
-    if isinstance(tree, TensorRef):
-        yield tree
-    elif isinstance(tree, dict):
-        yield from refs_in(tuple(tree.values()))
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from refs_in(value)
 
 
 def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:

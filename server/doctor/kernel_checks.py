@@ -43,7 +43,7 @@ def check_cuda(survey: CudaSurvey, asked: str) -> Iterator[Finding]:
     """
     if survey.problem:
         says, _, todo = survey.problem.rpartition(": ")
-        todo = f"{todo[:1].upper()}{todo[1:]}."
+        todo = f"{todo[:1].upper()}{todo[1:]}." if todo.startswith(("use", "look", "install")) else f"Run: {todo}"
         if survey.cards:
             yield warning("card", f"{_describe_cards(survey)}, which do not compute: {says}", todo)
         elif survey.driver:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from engine_core.model.compute import Machine
 from engine_core.survey import CudaCard, CudaSurvey
 from kernels.accelerator import DeviceMemory
 from kernels.flashinfer_backend import FlashInferBackend
 from kernels.testing.fake_cuda import FakeAccelerator
+from kernels.testing.fake_flashinfer import FakeFlashInfer
 
 GIB = 1 << 30
+WORKSPACE_BYTES = 32 << 20  # the least that the stand-in takes
 CARD = CudaCard("Fake GPU", (9, 0), GIB)
 WITH_CARD = CudaSurvey("13.0", "580.65.06", (CARD,), "0.7.4")
 
@@ -20,16 +20,14 @@ def create_accelerator(*, total: int = GIB, taken: int = 0) -> FakeAccelerator:
     return FakeAccelerator(memory=DeviceMemory(free=total - taken, total=total))
 
 
-def create_machine(
-    library: Any = None, *, accelerator: FakeAccelerator | None = None, survey: CudaSurvey = WITH_CARD
-) -> Machine:
+def create_machine(accelerator: FakeAccelerator | None = None, survey: CudaSurvey = WITH_CARD) -> Machine:
     """A machine whose every backend is the card's.
 
     Args:
-        library: FlashInfer's stand-in; None = nothing is computed.
         accelerator: The card; None = one of a GiB.
         survey: What is found when cards are looked for.
     """
     card = accelerator or create_accelerator()
-    backend = FlashInferBackend(flashinfer=library, accelerator=card, num_workspace_bytes=1 << 20)
+    library = FakeFlashInfer(card)
+    backend = FlashInferBackend(flashinfer=library, accelerator=card, num_workspace_bytes=WORKSPACE_BYTES)
     return Machine(survey_cuda=lambda: survey, create_backend=lambda name, options: backend)

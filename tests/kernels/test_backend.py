@@ -10,7 +10,7 @@ HOST_BACKENDS = tuple(name for name in backend_names() if name != "cuda")
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a card")
 def test_the_cuda_backend_says_that_there_is_no_card() -> None:
-    with pytest.raises(UnavailableBackendError, match="needs an NVIDIA card that torch can use, and sees none"):
+    with pytest.raises(UnavailableBackendError, match="the cuda backend needs an NVIDIA card: "):
         create_backend("cuda")
 
 

@@ -82,3 +82,15 @@ def test_a_buffer_of_another_length_is_refused(
     kv = create_pool(torch.float16)
     with pytest.raises(ValueError, match=f"{kv.page_bytes} bytes long, the buffer {kv.page_bytes + off_by}"):
         method(kv, 0, memoryview(bytearray(kv.page_bytes + off_by)))
+
+
+@pytest.mark.parametrize("made", [False, True])
+@pytest.mark.parametrize("written", [False, True])
+def test_pages_are_written_in_inference_mode_and_outside(made: bool, written: bool) -> None:
+    with torch.inference_mode(made):
+        kv = create_pool(torch.bfloat16)
+    with torch.inference_mode(written):
+        kv.copy_pages(np.array([1], dtype=np.int32), np.array([4], dtype=np.int32))
+        kv.write_page(6, memoryview(bytes(kv.page_bytes)))
+    assert torch.equal(kv.layers[0][4], kv.layers[0][1])
+    assert not kv.layers[0][6].any()

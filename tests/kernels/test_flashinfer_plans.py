@@ -49,7 +49,8 @@ class CapturedStep:
         self._graph: FakeGraph | None = None
 
     def plan(self, meta: StepMeta) -> StepPlan:
-        tensors = self._memory.fill(meta, self._num_shared)
+        with torch.inference_mode():
+            tensors = self._memory.fill(meta, self._num_shared)
         return self._backend.plan_step(tensors, self._kv, in_graph=True)
 
     def replay(self, plan: StepPlan, heads: Sequence[Heads]) -> list[torch.Tensor]:
@@ -163,6 +164,18 @@ def test_a_graphs_step_in_other_memory_is_refused(backend: FlashInferBackend) ->
     one.plan(meta)
     with pytest.raises(AssertionError, match="always the same memory"):
         other.plan(meta)
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["decode", "cascade"])
+def test_a_plan_is_renewed_outside_of_the_mode_it_was_made_in(backend: FlashInferBackend, is_shared: bool) -> None:
+    """A loop in inference mode made the wrappers and their buffers, and another one plans with them."""
+    with torch.inference_mode():
+        case = DecodingCase(backend, (PLAIN,), LONG, num_shared_pages=16 if is_shared else 0)
+        captured = CapturedStep(backend, case, 9, is_shared=is_shared)
+        captured.plan(case.next_step()[0])
+        meta, _, _ = case.next_step()
+    tensors = captured.plan(meta).tensors
+    assert tensors.pages.indptr.tolist() == tensors.pages.indptr_host.tolist()
 
 
 def test_another_pool_gets_plans_of_its_own(backend: FlashInferBackend) -> None:

@@ -1,7 +1,7 @@
 import dataclasses
 from pathlib import Path
 
-from engine_core import CacheConfig, DeviceConfig, EngineConfig, ModelConfig
+from engine_core import CacheConfig, CudaCard, CudaSurvey, DeviceConfig, EngineConfig, ModelConfig
 from server.fingerprint import compute_fingerprint
 
 
@@ -38,3 +38,14 @@ def test_whatever_changes_tokens_changes_the_name(tmp_path: Path) -> None:
         compute_fingerprint(EngineConfig(ModelConfig(gguf, "bf16")), "1"),
     ]
     assert len(set(names)) == len(names)
+
+
+def test_on_a_card_its_capability_and_flashinfer_count_and_its_name_does_not(tmp_path: Path) -> None:
+    config = EngineConfig(ModelConfig(write_checkpoint(tmp_path / "a", b"w")), device=DeviceConfig("cuda"))
+
+    def name(capability: tuple[int, int], flashinfer: str, card: str) -> str:
+        survey = CudaSurvey("13.0", "580", (CudaCard(card, capability, 1),), flashinfer)
+        return compute_fingerprint(config, "1", survey)
+
+    assert len({name((9, 0), "0.7.4", "H100"), name((8, 0), "0.7.4", "A100"), name((9, 0), "0.7.5", "H100")}) == 3
+    assert name((9, 0), "0.7.4", "H100") == name((9, 0), "0.7.4", "H200")

@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from engine_core import CacheConfig, DeviceConfig, EngineConfig, EnginePhase, EngineState, ModelConfig
+from engine_core import (
+    CacheConfig,
+    CudaCard,
+    CudaSurvey,
+    DeviceConfig,
+    EngineConfig,
+    EnginePhase,
+    EngineState,
+    ModelConfig,
+)
 from server.startup_report import StartupReport, format_curl, format_memory, format_summary, format_url
 
 
@@ -85,6 +94,21 @@ def test_the_summary_names_what_runs_and_where() -> None:
 def test_the_summary_names_the_numbers(name: str, dtype: str, quantization: str, kv_dtype: str, told: str) -> None:
     config = EngineConfig(ModelConfig(Path(name), dtype, 2048, quantization), CacheConfig(kv_cache_dtype=kv_dtype))
     assert told in format_summary(version="1", model_name="m", architecture="A", config=config, url="http://h:1")
+
+
+@pytest.mark.parametrize(("is_eager", "graphs"), [(False, "CUDA graphs for decoding"), (True, "no CUDA graphs")])
+def test_the_summary_names_the_card_and_what_runs_on_it(is_eager: bool, graphs: str) -> None:
+    device = DeviceConfig("cuda", 16, enforce_eager=is_eager)
+    text = format_summary(
+        version="1",
+        model_name="m",
+        architecture="A",
+        config=EngineConfig(ModelConfig(Path("m"), "bf16", 2048), device=device),
+        url="http://h:1",
+        cuda=CudaSurvey("13.0", "580", (CudaCard("NVIDIA H200", (9, 0), 139 << 30),), "0.7.4"),
+    )
+    assert "NVIDIA H200, 139 GiB, compute capability 9.0\n" in text
+    assert f"cuda: FlashInfer 0.7.4, {graphs}" in text and "16 threads" not in text
 
 
 def test_the_memory_table_counts_tokens_and_full_length_requests() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from tests.kernels.torch_device_backend import TorchDeviceBackend
 
 MAX_MODEL_LEN = 96
 BLOCK_SIZE = 4
+NUM_BLOCKS = 64
 
 
 @dataclass
@@ -49,16 +50,22 @@ class Asked:
 
 @dataclass
 class Machine:
-    """A device, a backend for it, and a model."""
+    """A device, a backend for it, and a model. Graphs are captured once: runners go from one test to the next."""
 
     accelerator: FakeAccelerator
     backend: TorchDeviceBackend
     decoder: Decoder
+    _runners: dict[bool, DeviceRunner] = field(default_factory=dict)
 
-    def device_runner(self, *, num_blocks: int = 64, max_num_seqs: int = 8, **options: Any) -> DeviceRunner:
+    def device_runner(self, *, enforce_eager: bool = False) -> DeviceRunner:
+        if enforce_eager not in self._runners:
+            self._runners[enforce_eager] = self.new_runner(enforce_eager=enforce_eager)
+        return self._runners[enforce_eager]
+
+    def new_runner(self, *, max_num_seqs: int = 8, **options: Any) -> DeviceRunner:
         return build_device_runner(
             decoder=self.decoder,
-            kv=self.decoder.alloc_kv(num_pages=num_blocks + 1, page_size=BLOCK_SIZE),
+            kv=self.decoder.alloc_kv(num_pages=NUM_BLOCKS + 1, page_size=BLOCK_SIZE),
             backend=self.backend,
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=max_num_seqs,
@@ -66,8 +73,8 @@ class Machine:
             **options,
         )
 
-    def plain_runner(self, *, num_blocks: int = 64, num_token_ids: int | None = None) -> ModelRunner:
-        kv = self.decoder.alloc_kv(num_pages=num_blocks + 1, page_size=BLOCK_SIZE)
+    def plain_runner(self, *, num_token_ids: int | None = None) -> ModelRunner:
+        kv = self.decoder.alloc_kv(num_pages=NUM_BLOCKS + 1, page_size=BLOCK_SIZE)
         return ModelRunner(decoder=self.decoder, kv=kv, max_model_len=MAX_MODEL_LEN, num_token_ids=num_token_ids)
 
 
@@ -83,13 +90,12 @@ def build_machine(directory: Path, case: str = "qwen3", **backend_options: Any) 
 class Engine:
     """A core over an executor, stepped by hand."""
 
-    def __init__(self, executor: StepExecutor, *, depth: int, num_blocks: int = 64, **config: Any) -> None:
+    def __init__(self, executor: StepExecutor, *, depth: int, **config: Any) -> None:
         self.scheduler = create_scheduler(
             max_model_len=MAX_MODEL_LEN,
             max_steps_in_flight=depth,
-            num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
-            **{"max_num_batched_tokens": 64, "max_num_seqs": 8, **config},
+            **{"max_num_batched_tokens": 64, "max_num_seqs": 8, "num_blocks": NUM_BLOCKS, **config},
         )
         self.core = EngineCore(scheduler=self.scheduler, executor=executor, publish=self._take)
         self.got: dict[str, Got] = {}
@@ -132,26 +138,17 @@ class Engine:
         got.error = output.error or got.error
 
 
-def run_plain(machine: Machine, asked: Sequence[Asked], *, num_blocks: int = 64, **config: Any) -> dict[str, Got]:
+def run_plain(machine: Machine, asked: Sequence[Asked], **config: Any) -> dict[str, Got]:
     """Run requests one step after the other, over the plain runner."""
-    runner = machine.plain_runner(num_blocks=num_blocks)
-    return Engine(DirectExecutor(runner), depth=1, num_blocks=num_blocks, **config).run(asked)
+    return Engine(DirectExecutor(machine.plain_runner()), depth=1, **config).run(asked)
 
 
 def run_device(
-    machine: Machine,
-    asked: Sequence[Asked],
-    *,
-    num_blocks: int = 64,
-    enforce_eager: bool = False,
-    depth: int = 2,
-    watch: Callable[[Engine], None] = lambda engine: None,
-    **config: Any,
-) -> dict[str, Got]:
+    machine: Machine, asked: Sequence[Asked], *, enforce_eager: bool = False, depth: int = 2, **config: Any
+) -> Engine:
     """Run requests over the device's runner, two steps in flight."""
-    runner = machine.device_runner(num_blocks=num_blocks, enforce_eager=enforce_eager)
-    engine = Engine(OverlappedExecutor(runner), depth=depth, num_blocks=num_blocks, **config)
-    got = engine.run(asked)
+    executor = OverlappedExecutor(machine.device_runner(enforce_eager=enforce_eager))
+    engine = Engine(executor, depth=depth, **config)
+    engine.run(asked)
     machine.accelerator.synchronize()
-    watch(engine)
-    return got
+    return engine

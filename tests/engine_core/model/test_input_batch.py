@@ -113,6 +113,57 @@ def test_rows_leave_on_finish_and_preemption_and_come_back_whole() -> None:
     assert (row.num_output_tokens, row.blocks(2).tolist()) == (2, [4, 6])
 
 
+def test_a_token_that_only_the_device_knows_is_the_complement_of_its_rows_slot() -> None:
+    batch = create_batch()
+    start = output({"a": 3, "b": 2}, [new("a", 3, [1]), new("b", 2, [2])])
+    batch.apply(start)
+    rows = batch.build_step(start).sampling_rows
+    assert [row.slot for row in rows] == [0, 1]
+    assert [row.append_unknown() for row in rows] == [3, 2]
+    following = output({"a": 1, "b": 1}, cached={"a": (3, []), "b": (2, [])})
+    batch.apply(following)
+    inputs = batch.build_step(following)
+    assert inputs.meta.token_ids.tolist() == [~0, ~1]
+    assert [row.num_output_tokens for row in inputs.sampling_rows] == [1, 1], "the output index counts it"
+    rows[1].set_token(2, 77)
+    assert batch.build_step(following).meta.token_ids.tolist() == [~0, 77]
+
+
+def test_slots_are_nobody_elses_and_come_back() -> None:
+    batch = create_batch()
+    batch.apply(output({"a": 1, "b": 1, "c": 1}, [new(each, 1, [1]) for each in "abc"]))
+    batch.apply(output({"d": 1, "e": 1}, [new(each, 1, [1]) for each in "de"], finished=("b", "x"), preempted=("a",)))
+    batch.apply(output({"e": 1}, [new("e", 1, [1])]))  # with a new state, in its old slot
+    step = output(dict.fromkeys("cde", 1), cached={each: (0, []) for each in "cde"})
+    slots = [row.slot for row in batch.build_step(step).sampling_rows]
+    assert slots[0] == 2 and sorted(slots) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "num_outputs", "on_host", "on_device"),
+    [
+        ({"temperature": 0.0}, 0, False, False),
+        ({"temperature": 1.0}, 0, True, False),
+        ({"temperature": 1.0, "top_k": 5, "top_p": 0.5, "min_p": 0.1}, 0, True, False),
+        ({"temperature": 0.0, "min_tokens": 2}, 1, True, True),
+        ({"temperature": 0.0, "min_tokens": 2}, 2, True, False),
+        ({"temperature": 0.0, "repetition_penalty": 1.1}, 0, True, True),
+        ({"temperature": 0.0, "frequency_penalty": 0.1}, 0, True, True),
+        ({"temperature": 0.0, "presence_penalty": -0.1}, 0, True, True),
+        ({"temperature": 0.0, "logit_bias": {3: 1.0}}, 0, True, True),
+        ({"temperature": 0.0, "num_logprobs": 0}, 0, True, True),
+    ],
+)
+def test_whose_logits_are_needed(sampling: dict[str, Any], num_outputs: int, on_host: bool, on_device: bool) -> None:
+    for picks_on_device, expected in ((False, on_host), (True, on_device)):
+        batch = InputBatch(max_model_len=64, block_size=4, picks_on_device=picks_on_device)
+        tokens = list(range(3 + num_outputs))
+        data = NewRequestData("a", tokens, 3, SamplingParams(max_tokens=9, **sampling), [1, 2], 0)
+        step = output({"a": len(tokens)}, [data])
+        batch.apply(step)
+        assert batch.build_step(step).needs_logits.tolist() == [expected]
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 20])
 def test_a_run_of_prompt_logits_is_cut_where_the_rows_are(size: int) -> None:
     """Rows 4 to 8 of 12, which come so many at a time."""

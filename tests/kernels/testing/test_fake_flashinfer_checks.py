@@ -339,3 +339,39 @@ def test_flashinfer_replay_refuses_a_plan_that_it_cannot_know(changes: Changes, 
     plan_graph(wrapper, changed, fast=True)
     with pytest.raises(MisuseError, match=message):
         graph.replay()
+
+
+def test_flashinfer_wrappers_that_share_an_int_workspace_run_before_another_plans() -> None:
+    shared = torch.zeros(1 << 20, dtype=torch.uint8)
+    wrappers = [fake_flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, use_tensor_cores=True) for _ in range(2)]
+    step = Step()
+    for wrapper in wrappers:
+        wrapper.reset_workspace_buffer(WORKSPACE, shared)
+        plan_graph(wrapper, step)
+    wrappers[1].run(step.q[2:], step.pool)
+    with pytest.raises(MisuseError, match="holds another wrapper's schedule"):
+        wrappers[0].run(step.q[2:], step.pool)
+
+
+@pytest.mark.parametrize(
+    ("floats", "ints_", "message"),
+    [
+        (WORKSPACE, torch.zeros(256, dtype=torch.int32), "int_workspace_buffer must be uint8"),
+        (WORKSPACE[8:], torch.zeros(1024, dtype=torch.uint8), "float_workspace_buffer must be 16-byte aligned"),
+        (WORKSPACE, torch.zeros(1024, dtype=torch.uint8), "int workspace of 1024 bytes"),
+    ],
+)
+def test_flashinfer_workspaces_of_another_size_are_checked(
+    floats: torch.Tensor, ints_: torch.Tensor, message: str
+) -> None:
+    wrapper = fake_flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, use_tensor_cores=True)
+    with pytest.raises(MisuseError, match=message):
+        wrapper.reset_workspace_buffer(floats, ints_)
+        plan_graph(wrapper, Step())
+
+
+def test_flashinfer_new_workspaces_need_a_new_plan() -> None:
+    wrapper, _, step = planned_graph()
+    wrapper.reset_workspace_buffer(WORKSPACE, torch.zeros(1 << 20, dtype=torch.uint8))
+    with pytest.raises(MisuseError, match=r"run\(\) before plan\(\)"):
+        wrapper.run(step.q[2:], step.pool)

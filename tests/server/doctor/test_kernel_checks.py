@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine_core import DeviceConfig, EngineConfig, MachineSurvey, ModelConfig, survey_machine
+from engine_core import CudaCard, CudaSurvey, DeviceConfig, EngineConfig, MachineSurvey, ModelConfig, survey_machine
 from server.doctor.findings import Level
-from server.doctor.kernel_checks import check_choice, check_survey, describe_kernels, describe_threads
+from server.doctor.kernel_checks import check_choice, check_cuda, check_survey, describe_kernels, describe_threads
 
 
 def create_survey(*, online: int = 8, allowed: int = 8, quota: float | None = None, **overrides: Any) -> MachineSurvey:
@@ -85,3 +86,41 @@ def test_many_cores_that_may_not_be_used() -> None:
 def test_plain_code_is_slow() -> None:
     (found,) = check_choice(create_config(cpu_isa="generic"), create_survey(), asked_threads=0)
     assert found.level is Level.WARNING and "no AVX2" in found.says
+
+
+H200 = CudaCard("NVIDIA H200", (9, 0), 139 << 30)
+T4 = CudaCard("Tesla T4", (7, 5), 15 << 30)
+WHOLE = CudaSurvey("13.0", "580.65.06", (H200,), "0.7.4")
+
+
+@pytest.mark.parametrize(
+    ("survey", "asked", "level", "says"),
+    [
+        (
+            WHOLE,
+            "auto",
+            Level.OK,
+            "NVIDIA H200, 139 GiB, compute capability 9.0; driver 580.65.06, torch for CUDA 13.0, FlashInfer 0.7.4",
+        ),
+        (replace(WHOLE, cards=(H200, T4)), "cuda", Level.OK, "the first of 2: CUDA_VISIBLE_DEVICES chooses"),
+        (WHOLE, "cpu", Level.NOTE, "NVIDIA H200.* not used, as --backend cpu says"),
+        (replace(WHOLE, flashinfer=""), "auto", Level.WARNING, "H200.* do not compute: flashinfer is not installed$"),
+        (replace(WHOLE, cards=(T4,)), "auto", Level.WARNING, "do not compute: .* 7.5, and the kernels need 8.0$"),
+        (replace(WHOLE, cards=()), "auto", Level.NOTE, "none, although there is an NVIDIA driver .580.65.06.: torch"),
+        (CudaSurvey(flashinfer="0.7.4"), "auto", Level.OK, "none: torch is a build for the CPU$"),
+    ],
+)
+def test_which_cards_there_are_and_why_none_computes(survey: CudaSurvey, asked: str, level: Level, says: str) -> None:
+    (found,) = check_cuda(survey, asked)
+    assert (found.topic, found.level) == ("card", level)
+    assert re.search(says, found.says), found.says
+    assert (found.todo == "") == (level is Level.OK or asked == "cpu")
+
+
+def test_what_to_do_about_a_missing_library_is_told() -> None:
+    (found,) = check_cuda(replace(WHOLE, flashinfer=""), "auto")
+    assert found.todo == 'Run: pip install "pointsman[cuda]"'
+
+
+def test_a_card_computes_with_flashinfers_kernels() -> None:
+    assert "FlashInfer's kernels on the card" in describe_kernels(create_config(backend="cuda"), "", "auto")

@@ -64,6 +64,10 @@ def test_versions(torch: str, level: Level, says: str) -> None:
     assert found.level is level and says in found.says and "Python 3.11.7" in found.says
 
 
+def test_a_build_for_cards_is_right_where_one_computes() -> None:
+    assert check_versions((3, 11, 7), "2.13.0+cu130", uses_card=True).level is Level.OK
+
+
 def test_this_process() -> None:
     topics = [finding.topic for finding in check_process(ServerConfig(port=0))]
     assert topics[0] == "open files" and "port" in topics and topics[-1] == "versions"
