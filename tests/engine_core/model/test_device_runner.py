@@ -31,8 +31,8 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    return build_machine(tmp_path_factory.mktemp("model"))
+def machine() -> Machine:
+    return build_machine()
 
 
 def prompt(num_tokens: int, seed: int = 0) -> list[int]:
