@@ -17,7 +17,7 @@ from tests.bench.gpu_device import COLD_BYTES, Bench, attn_spec, build_meta, cou
 from tests.bench.gpu_report import Goal
 
 PAGE = 16
-_MAX_LAYERS = 16
+_MAX_LAYERS = 64
 
 
 def _spec(bench: Bench) -> AttnSpec:

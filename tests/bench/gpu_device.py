@@ -49,6 +49,7 @@ class Bench:
         """Open the card, or the fakes."""
         install_factories(is_dry=is_dry)
         accelerator = _create_accelerator(is_dry=is_dry)
+        accelerator.synchronize()  # from here on this thread's work goes to its stream, and nothing to another one
         return cls(sink, is_dry, accelerator, load_flashinfer(accelerator, is_dry=is_dry))
 
     @property
