@@ -26,6 +26,13 @@ NUM_BLOCKS = 64
 # Untied: a head that is the embedding would give each token back.
 ARCH = create_arch(vocab_size=97, hidden_size=48, intermediate_size=80, qk_norm=True, tie_word_embeddings=False)
 CHECKPOINT = create_checkpoint(ARCH)
+_SCHEDULER = {
+    "max_model_len": MAX_MODEL_LEN,
+    "block_size": BLOCK_SIZE,
+    "num_blocks": NUM_BLOCKS,
+    "max_num_batched_tokens": 64,
+    "max_num_seqs": 8,
+}
 
 
 @dataclass
@@ -90,12 +97,7 @@ class Engine:
     """A core over an executor, stepped by hand."""
 
     def __init__(self, executor: StepExecutor, *, depth: int, **config: Any) -> None:
-        self.scheduler = create_scheduler(
-            max_model_len=MAX_MODEL_LEN,
-            max_steps_in_flight=depth,
-            block_size=BLOCK_SIZE,
-            **{"max_num_batched_tokens": 64, "max_num_seqs": 8, "num_blocks": NUM_BLOCKS, **config},
-        )
+        self.scheduler = create_scheduler(max_steps_in_flight=depth, **{**_SCHEDULER, **config})
         self.core = EngineCore(scheduler=self.scheduler, executor=executor, publish=self._take)
         self.got: dict[str, Got] = {}
         self.num_preempted = 0
