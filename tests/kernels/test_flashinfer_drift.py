@@ -123,7 +123,9 @@ def test_flashinfer_call_that_does_not_bind_is_seen(flashinfer: ModuleType) -> N
 
 def names_in_sources() -> Iterable[str]:
     for path in sorted((ROOT / "kernels").glob("flashinfer_*.py")):
-        yield from re.findall(r"\b(?:self\._flashinfer|self\._library|library)\.(\w+)", path.read_text(encoding="utf-8"))
+        yield from re.findall(
+            r"\b(?:self\._flashinfer|self\._library|library)\.(\w+)", path.read_text(encoding="utf-8")
+        )
 
 
 def test_flashinfer_every_call_site_has_been_exercised(calls: list[Call]) -> None:
