@@ -56,7 +56,7 @@ FROM packages AS cuda-packages
 RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     --mount=type=secret,id=ca.crt,target=/run/secrets/ca.crt \
-    pip install --constraint requirements.lock torch
+    pip install "$(grep '^torch==' requirements.lock)"
 # 0: without FlashInfer, hence of no use on a card; to try the rest where there is no room for it.
 ARG WITH_FLASHINFER=1
 COPY deploy/image/requirements-cuda.lock ./
