@@ -55,12 +55,12 @@ def random_params(generator: np.random.Generator, *, cuts: bool) -> SamplingPara
 @pytest.mark.parametrize("spread", [0.5, 4.0])
 def test_thousands_of_rows_get_the_hosts_token(cuts: bool, spread: float) -> None:
     generator = np.random.default_rng(int(cuts))
-    rows = [random_params(generator, cuts=cuts) for _ in range(1500)]
+    rows = [random_params(generator, cuts=cuts) for _ in range(1000)]
     logits = torch.from_numpy((generator.standard_normal((len(rows), 900)) * spread).astype(np.float32))
     found, expected = on_device(logits, rows, 3), on_host(logits, rows, 3)
     num_equal = sum(mine == theirs for mine, theirs in zip(found, expected, strict=True))
     assert num_equal >= 0.999 * len(rows)
-    assert len(set(expected)) > 300
+    assert len(set(expected)) > 200
 
 
 def test_a_rows_token_does_not_depend_on_its_place_or_its_neighbours() -> None:
