@@ -106,7 +106,9 @@ def _rope(q: Any, k: Any, q_out: Any, k_out: Any, table: Any, positions: Any, in
 def _norm_module() -> SimpleNamespace:
     return SimpleNamespace(
         rmsnorm=lambda out, x, weight, eps, _: fake.rmsnorm(x, weight, eps, out=out),
-        fused_add_rmsnorm=lambda x, residual, weight, eps, _: fake.fused_add_rmsnorm(x, residual, weight, eps),
+        gemma_rmsnorm=lambda out, x, weight, eps, _: fake.gemma_rmsnorm(x, weight, eps, out=out),
+        fused_add_rmsnorm=lambda *args: fake.fused_add_rmsnorm(*args[:4]),
+        gemma_fused_add_rmsnorm=lambda *args: fake.gemma_fused_add_rmsnorm(*args[:4]),
     )
 
 

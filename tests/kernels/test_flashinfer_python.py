@@ -87,7 +87,8 @@ def test_flashinfer_python_takes_what_is_not_attention(backend: FlashInferBacken
     results = []
     for each in (backend, REFERENCE):
         torch.manual_seed(0)
-        x, residual, weight = torch.randn(3, 64).bfloat16(), torch.randn(3, 64).bfloat16(), torch.rand(64).to(width)
+        x, residual = torch.randn(3, 64).bfloat16(), torch.randn(3, 64).bfloat16()
+        weight = (1 + torch.rand(64).bfloat16().float()).to(width)  # in fp32: Gemma's
         q, k = torch.randn(3, 3, 64).bfloat16().split((2, 1), dim=1)
         normed = each.rmsnorm(x, weight, 1e-6)
         each.qk_norm_rope_(q, k, weight, weight, rotary_rows(3, 64), 1e-6)
