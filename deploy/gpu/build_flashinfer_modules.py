@@ -26,6 +26,8 @@ from typing import Any
 
 VERSION = "0.7.4"  # whose internals this script calls
 DEFAULT_ARCHS = "9.0a"
+# Headers of CUDA's that a toolkit may lack -> the wheel that has them, which torch brings along. The norms include them.
+NORM_HEADERS = {"cublasLt.h": "nvidia-cublas", "curand_kernel.h": "nvidia-curand"}
 
 # What every model calls: pages, rotary embedding, norms, activations, and the merging of a shared prefix's attention.
 # Module -> a function of it, by which it is known to have loaded.
@@ -74,7 +76,7 @@ class Toolkit:
 
     Attributes:
         home: CUDA_HOME: bin/nvcc, include, lib or lib64.
-        include_dirs: Further headers: cublasLt.h is no part of a small toolkit.
+        include_dirs: Further headers; see NORM_HEADERS.
         link_dirs: Where libcudart.so and libcuda.so lie, the latter a stub where there is no driver.
     """
 
@@ -212,6 +214,18 @@ def _link_driver(links: Path, libraries: Sequence[Path]) -> None:
     (links / "libcuda.so.1").symlink_to(stub.name)
 
 
+def check_headers(toolkit: Toolkit, extra_includes: Sequence[Path]) -> None:
+    """Make sure that the norms can be compiled.
+
+    Raises:
+        MissingToolError: A header is nowhere to be found.
+    """
+    folders = (toolkit.home / "include", *extra_includes, *toolkit.include_dirs)
+    for header, wheel in NORM_HEADERS.items():
+        if not any((folder / header).is_file() for folder in folders):
+            raise MissingToolError(f"{header} is not there: pip install {wheel}, or name its folder by --include.")
+
+
 def build_environment(toolkit: Toolkit, extra_includes: Sequence[Path], base: dict[str, str]) -> dict[str, str]:
     """Return the variables by which FlashInfer compiles; it reads most of them when it is imported."""
     includes = " ".join(f"-I{path}" for path in (*extra_includes, *toolkit.include_dirs))
@@ -308,7 +322,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--no-fa3", action="store_true", help="Leave out what only Hopper's cards (9.0a) use, and do use.")
     add("--only", metavar="A,B", default="", help="Of all these only modules whose names begin so.")
     add("--out", metavar="DIR", type=Path, help="Where to. [default: data/aot of the installed FlashInfer]")
-    add("--include", metavar="DIR", type=Path, action="append", default=[], help="Further headers (cublasLt.h).")
+    add("--include", metavar="DIR", type=Path, action="append", default=[], help="Further headers.")
     add("--jobs", metavar="N", type=int, default=0, help="Compilers at a time. [default: one a CPU]")
     add("--list", action="store_true", help="Name the modules and stop.")
     return parser
@@ -344,6 +358,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         try:
             toolkit = find_toolkit(Path(scratch), dict(os.environ))
+            if "norm" in chosen:
+                check_headers(toolkit, asked.include)
         except MissingToolError as error:
             print(error, file=sys.stderr)
             return 69

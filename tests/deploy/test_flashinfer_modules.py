@@ -147,6 +147,15 @@ def test_without_a_tool_a_sentence_names_it(
     assert capsys.readouterr().err == "c++ is not on the PATH.\n"
 
 
+def test_a_header_that_only_a_wheel_has_is_named_with_its_wheel(tmp_path: Path) -> None:
+    toolkit = script.Toolkit(make_wheels(tmp_path / "cu13"))
+    (toolkit.home / "include" / "cublasLt.h").touch()
+    with pytest.raises(script.MissingToolError, match=r"curand_kernel\.h is not there: pip install nvidia-curand"):
+        script.check_headers(toolkit, [tmp_path])
+    (tmp_path / "curand_kernel.h").touch()
+    script.check_headers(toolkit, [tmp_path])
+
+
 # ---------------------------------------------------------------------- what it says and leaves behind
 def test_a_compilers_line_is_told_by_what_it_makes() -> None:
     assert script.shorten("[3/9 12s] nvcc -MF x.d -c page.cu -o /w/cached_ops/page/page.o ") == "[3/9 12s] page/page.o"
