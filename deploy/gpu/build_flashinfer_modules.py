@@ -26,7 +26,7 @@ from typing import Any
 
 VERSION = "0.7.4"  # whose internals this script calls
 DEFAULT_ARCHS = "9.0a"
-# Headers of CUDA's that a toolkit may lack -> the wheel that has them, which torch brings along. The norms include them.
+# Headers that the norms include and a toolkit may lack -> the wheel that has them, which torch brings along.
 NORM_HEADERS = {"cublasLt.h": "nvidia-cublas", "curand_kernel.h": "nvidia-curand"}
 
 # What every model calls: pages, rotary embedding, norms, activations, and the merging of a shared prefix's attention.

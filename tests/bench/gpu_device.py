@@ -175,8 +175,8 @@ def install_factories(*, is_dry: bool) -> None:
         object.__setattr__(THIS_MACHINE, "survey_cuda", survey_fake)
 
 
-def survey_fake() -> CudaSurvey:
-    """Find a card where there is none."""
+def survey_fake(*_: object) -> CudaSurvey:
+    """Find a card where there is none; takes what the survey takes."""
     return CudaSurvey("13.0", "none", (CudaCard("Fake GPU", (9, 0), 1 << 34),), "the fake")
 
 

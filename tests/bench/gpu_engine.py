@@ -41,6 +41,7 @@ from tests.bench.gpu_report import Goal
 _WAIT_S = 60.0
 _MAX_IDLE_PERCENT = 3.0
 _LONG_PROMPT = 8192
+_ANSWER_TOKENS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ _TINY = Plan(
     model="tiny",
     prompt=20,
     steps=4,
-    batches={BEST: (1, 2), WAYS[3]: (2,)},
+    batches={BEST: (1, 2), WAYS[1]: (1,), WAYS[3]: (2,)},
     goals={1: Goal(at_most=1.0)},
     long_prompt=64,
 )
@@ -126,9 +127,10 @@ def run_engine_8b(bench: Bench) -> None:
 
 def _run(bench: Bench, plan: Plan) -> None:
     checkpoint = random_checkpoint(plan.model, bench.device)
+    answers: dict[Way, list[int]] = {}
     for way, batches in plan.batches.items():
         replays, host = Replays(bench.is_dry), HostTimes()
-        STATE.wrap = lambda accelerator, noted=replays: WatchedAccelerator(accelerator, noted)  # type: ignore[misc,assignment]
+        STATE.wrap = lambda accelerator, noted=replays: WatchedAccelerator(accelerator, noted)  # type: ignore[misc]
         started = time.perf_counter()
         with watching_host(host), serving(checkpoint, plan, way) as driver:
             if way == BEST:
@@ -137,6 +139,8 @@ def _run(bench: Bench, plan: Plan) -> None:
                 _measure_decode(bench, plan, way, driver, batch, replays, host)
             if way == BEST:
                 _measure_prompt(bench, plan, driver)
+            answers[way] = _answer(driver)
+    _compare_answers(bench, plan, answers)
 
 
 # ---------------------------------------------------------------------- one engine
@@ -150,6 +154,8 @@ class Seen:
         update_s: Of each step.
         finished: Requests that have ended.
         errors: What went wrong.
+        keeps_tokens: Whether ``tokens`` is filled: at 256 requests a step it would be felt.
+        tokens: By request.
     """
 
     steps: list[tuple[float, int]] = field(default_factory=list)
@@ -157,6 +163,8 @@ class Seen:
     update_s: list[float] = field(default_factory=list)
     finished: set[str] = field(default_factory=set)
     errors: list[str] = field(default_factory=list)
+    keeps_tokens: bool = False
+    tokens: dict[str, list[int]] = field(default_factory=dict)
 
 
 class Driver:
@@ -183,6 +191,8 @@ class Driver:
             seen = self.seen
             if num_tokens:
                 seen.steps.append((now, num_tokens))
+            for record in outputs.as_records() if seen.keeps_tokens else ():
+                seen.tokens.setdefault(record.request_id, []).extend(record.new_token_ids)
             if outputs.stats is not None and outputs.stats.num_steps:
                 seen.schedule_s.append(outputs.stats.schedule_time_s)
                 seen.update_s.append(outputs.stats.update_time_s)
@@ -213,6 +223,15 @@ class Driver:
             names.append(f"r{self._count}")
             self.engine.add_request(EngineCoreRequest(names[-1], tokens, params, arrival_time=time.monotonic()))
         return names
+
+    def ask(self, prompt: Sequence[int], params: SamplingParams) -> list[int]:
+        """Send one request and return its answer."""
+        self.seen = Seen(keeps_tokens=True)
+        self._count += 1
+        name = f"r{self._count}"
+        self.engine.add_request(EngineCoreRequest(name, list(prompt), params, arrival_time=time.monotonic()))
+        self.wait_for(lambda: name in self.seen.finished)
+        return self.seen.tokens[name]
 
     def wait_for(self, is_so: object) -> None:
         """Wait until ``is_so()``.
@@ -292,6 +311,24 @@ def _measure_decode(
     )
     _tell_device(bench, f"{plan.model} batch {batch}, {way.name}", way, replays, len(host.parts.get("launch", [])))
     _tell_host(bench, f"{plan.model} batch {batch}, {way.name}", driver.seen, first, host)
+
+
+def _answer(driver: Driver) -> list[int]:
+    """Ask the same of every engine, nobody else there: a greedy answer, and one drawn by a seed."""
+    prompt = [1 + 7 * index % (driver.arch.vocab_size - 1) for index in range(40)]
+    ways = (SamplingParams(_ANSWER_TOKENS, temperature=0.0, ignore_eos=True),)
+    ways += (SamplingParams(_ANSWER_TOKENS, temperature=0.8, top_p=0.9, seed=7, ignore_eos=True),)
+    return [token for params in ways for token in driver.ask(prompt, params)]
+
+
+def _compare_answers(bench: Bench, plan: Plan, answers: dict[Way, list[int]]) -> None:
+    """Overlap changes no kernel and no batch here, hence no token. Graphs may: attention is cut up otherwise."""
+    for way, answer in answers.items():
+        other = next((each for each in answers if each.graphs == way.graphs and each.overlap != way.overlap), None)
+        if way.overlap and other is not None and answers[other] != answer:
+            bench.sink.note(f"{plan.model}, {way.name}", "other tokens than without overlap", is_failure=True)
+        same = sum(a == b for a, b in zip(answer, answers[BEST], strict=True))
+        bench.sink.add(f"{plan.model}, {way.name}: tokens as the best way's", f"of {len(answer)}", [same])
 
 
 def _count_full(driver: Driver, batch: int) -> int:
