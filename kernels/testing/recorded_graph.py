@@ -142,7 +142,6 @@ class Recorder:
         made = func(*args, **kwargs)
         results = self._results(made, given)
         if name.startswith(("empty", "new_empty")):
-            _fill_all(list(tensors_in(made)))
             self._calls.append(RecordedCall(name, _fill_all, ((results,), {}), []))
         elif func._schema.is_mutable or any(results):
             self._calls.append(RecordedCall(name, func, given, results))
