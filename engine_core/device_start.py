@@ -5,6 +5,7 @@ All on the engine's thread. The CPU's counterpart is in engine.py.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -21,6 +22,8 @@ from engine_core.model.largest_step import build_largest_step
 from engine_core.model.step_memory import count_table_bytes, estimate_graph_bytes, estimate_step_bytes
 from engine_core.step_executor import OverlappedExecutor, StepExecutor
 from kernels.backend import DeviceBackend, KVPool
+
+logger = logging.getLogger(__name__)
 
 _GIB = 2**30
 LOADED = 0.98  # of a start's progress; the rest is what comes after the weights
@@ -61,6 +64,7 @@ def start_runner(
         on_progress: Called with the share of the whole start that is done, and what is being done.
     """
     assert isinstance(model, Decoder), "a device computes layer by layer"
+    free_before = backend.accelerator.memory().free
     runner = build_device_runner(
         decoder=model,
         kv=kv,
@@ -71,6 +75,11 @@ def start_runner(
         num_token_ids=num_token_ids,
         on_progress=lambda share, detail: on_progress(LOADED + (1.0 - LOADED) * share, detail),
         enforce_eager=config.device.enforce_eager,
+    )
+    logger.info(
+        "Graphs and step buffers took %.2f GiB of the card, %.2f GiB were set aside for graphs",
+        (free_before - backend.accelerator.memory().free) / _GIB,
+        estimate_graph_bytes(model.arch, graph_sizes(backend, config)) / _GIB,
     )
     return OverlappedExecutor(runner)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+
+import setuptools
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,3 +40,18 @@ def test_importing_kernels_does_no_work_and_shows_no_version() -> None:
 
 def test_transformers_builds_and_runs_a_model_beside_our_kernels() -> None:
     assert run_python(BUILD_LLAMA) == f"{ROOT / 'kernels' / '__init__.py'} (1, 3, 32)"
+
+
+def test_the_stand_ins_for_a_card_are_not_installed_and_no_code_of_ours_asks_for_them() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    found = setuptools.find_packages(str(ROOT), **settings["find"])
+    assert {"kernels", "engine_core.model", "server.doctor"} <= set(found)
+    assert not [name for name in found if name.startswith("kernels.testing")]
+    folders = [ROOT / name for name in ("server", "engine_core", "kernels")]
+    asking = [
+        path
+        for folder in folders
+        for path in folder.rglob("*.py")
+        if "testing" not in path.parts and "kernels.testing" in path.read_text(encoding="utf-8")
+    ]
+    assert asking == []

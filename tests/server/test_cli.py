@@ -49,7 +49,11 @@ def test_help_lists_every_flag_without_importing_torch() -> None:
     [
         (["serve", "--port", "high"], 64, "argument --port: must be a whole number"),
         (["serve", "--prot", "1"], 64, "unrecognized arguments: --prot"),
-        (["serve", "--max-num-batched-tokens", "3"], 64, "max_num_batched_tokens (3) is below max_num_seqs (64)"),
+        (
+            ["serve", "--max-num-batched-tokens", "3", "--max-num-seqs", "64"],
+            64,
+            "max_num_batched_tokens (3) is below max_num_seqs (64)",
+        ),
         (["serve", "--host", "0.0.0.0"], 64, "--insecure"),
         (["serve", "--api-keys-file", "/no/such/file"], 64, "--api-keys-file /no/such/file cannot be read"),
         (["serve", "--ssl-certfile", "/no/such/file"], 64, "/no/such/file is not there"),
