@@ -6,7 +6,7 @@ Each stage runs in a process of its own under its own time limit: one that hangs
 found is written to FOLDER/figures.jsonl as it comes; the table at the end, floors beside figures, is printed also when
 the run is interrupted. ``--dry-run`` runs all of it at tiny shapes on the fakes, on a CPU: it proves the script and
 measures nothing. Exit codes: 0 all stages ended well; 1 one did not, or a check failed; 64 an argument makes no sense;
-69 there is no card, or no FlashInfer.
+69 there is no card, or no FlashInfer; 130 it was interrupted.
 """
 
 from __future__ import annotations
@@ -294,13 +294,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (folder / "figures.jsonl").unlink(missing_ok=True)
     run = Run(stages, folder, budget_s=asked.budget, is_dry=asked.dry_run)
     signal.signal(signal.SIGTERM, _interrupt)
+    is_whole = False
     try:
         run.run()
+        is_whole = True
     except KeyboardInterrupt:
         print("interrupted; this is what there is:", file=sys.stderr)
     finally:
         report(run.figures, folder, asked.json)
-    return 0 if judge(read_lines(run.figures)).is_good else 1
+    return 130 if not is_whole else 0 if judge(read_lines(run.figures)).is_good else 1
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

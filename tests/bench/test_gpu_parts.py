@@ -208,6 +208,22 @@ def test_a_stage_for_which_no_time_is_left_is_left_out(tmp_path: Path, monkeypat
     assert isinstance(end, StageEnd) and end.status == "left out"
 
 
+def test_an_interrupted_run_still_prints_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(self: gpu.Run) -> None:
+        Sink(self.figures, "card").add("copy", "TB/s", [4.0])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu.Run, "run", run)
+    monkeypatch.setattr(gpu.signal, "signal", lambda number, handler: None)
+    json_file = tmp_path / "all.json"
+    assert gpu.main(["--dry-run", "--out", str(tmp_path), "--json", str(json_file)]) == 130
+    assert "copy" in capsys.readouterr().out
+    assert json.loads(json_file.read_text())[0]["median"] == 4.0
+    assert "goals missed: 0" in (tmp_path / "table.txt").read_text()
+
+
 def test_the_stages_fit_into_eight_minutes_and_have_what_runs_them() -> None:
     import importlib
 
