@@ -37,7 +37,7 @@ class _QueuedBody(NamedTuple):
     Attributes:
         hidden: [R, H].
         records: [R, NUM_COLUMNS], on the device.
-        draw: What the records take at most.
+        draw: What the records take.
         size: The graph's batch size; 0 = computed eagerly.
     """
 
@@ -177,16 +177,16 @@ class DeviceRunner:
         return _QueuedBody(self._work.hidden, on_device, draw, size)
 
     def _records(self, step: StepInputs, num_rows: int) -> tuple[Draw, IntArray]:
-        """Return what the rows' records take at most, and the records: [num_rows, NUM_COLUMNS]."""
-        records, most = [self._unread] * num_rows, Draw.GREEDY
+        """Return what the rows' records take, and the records: [num_rows, NUM_COLUMNS]."""
+        records, taken = [self._unread] * num_rows, 0
         needs_logits = step.needs_logits.tolist()
         for row, index in zip(step.sampling_rows, step.sampling_logits, strict=True):
             if needs_logits[index]:
                 continue  # the host picks it
             record = row.device_record or _give_record(row)
-            most = max(most, record.draw)
+            taken |= record.draw
             records[index] = record.words(row.num_output_tokens)
-        return most, np.frombuffer(b"".join(records), np.int32).reshape(num_rows, NUM_COLUMNS)
+        return Draw.of(taken), np.frombuffer(b"".join(records), np.int32).reshape(num_rows, NUM_COLUMNS)
 
 
 def build_device_runner(  # noqa: PLR0913 - the engine's settings, each of which one part takes

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engine_core.messages import FinishReason
+from engine_core.model import logit_fetcher
 from engine_core.model.device_runner import DeviceRunner
 from engine_core.sampling_params import SamplingParams
 from engine_core.scheduler.output import NewRequestData, SchedulerOutput
@@ -58,8 +59,9 @@ def test_every_request_gets_what_the_plain_runner_gives_it(machine: Machine, enf
     assert len({tuple(got.token_ids) for got in expected.values()}) == len(MIXED)
 
 
-@pytest.mark.parametrize("step_tokens", [3, 7])
+@pytest.mark.parametrize("step_tokens", [2, 7])
 def test_prompts_in_chunks(machine: Machine, step_tokens: int) -> None:
+    """In chunks of one token, too: all decode then, as far as a graph can tell, and some get no token."""
     expected = run_plain(machine, MIXED)
     assert run_device(machine, MIXED, max_num_batched_tokens=step_tokens, max_num_seqs=3).got == expected
 
@@ -155,6 +157,22 @@ def test_rows_that_need_the_host_get_it_and_the_others_do_not_notice(
     found = run_device(machine, BENT, enforce_eager=enforce_eager, max_num_batched_tokens=step_tokens).got
     assert found == expected
     assert expected["6"].prompt_logprobs == [] and len(expected["5"].prompt_logprobs or []) == 7
+
+
+def test_a_prompt_of_one_token_has_no_logprobs_and_says_so(machine: Machine) -> None:
+    asked = [Asked(prompt(1), {**GREEDY, "num_prompt_logprobs": 0}), Asked(prompt(4), RANDOM)]
+    found = run_device(machine, asked).got
+    assert found["0"].prompt_logprobs == [] and found["1"].prompt_logprobs is None
+    assert found == run_plain(machine, asked)
+
+
+def test_the_hosts_rows_come_in_pieces_behind_a_step_in_flight(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run_plain(machine, BENT)
+    monkeypatch.setattr(logit_fetcher, "_MAX_BYTES", 2 * 4 * machine.decoder.arch.vocab_size)
+    small = Machine(machine.accelerator, machine.backend, machine.decoder)
+    assert run_device(small, BENT, enforce_eager=True).got == expected
 
 
 def test_min_tokens_holds_the_end_back_and_then_the_device_goes_on_alone(machine: Machine) -> None:
