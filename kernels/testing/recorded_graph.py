@@ -195,8 +195,8 @@ class Recorder:
         return tensor
 
     def _save(self, tensor: torch.Tensor) -> None:
-        memory = self._memory(tensor, owned=False)
-        if not memory.is_owned and memory_id(tensor) not in self._before:
+        if memory_id(tensor) not in self._before:
+            memory = self._memory(tensor, owned=False)
             self._before[memory_id(tensor)] = (memory, _copy_of(tensor.untyped_storage()))
 
     def _undo(self) -> None:
