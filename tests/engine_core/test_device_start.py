@@ -87,11 +87,11 @@ class Run:
 
 
 def plain(i: int) -> SamplingParams:
-    return greedy(12)
+    return greedy(8)
 
 
 def drawn(i: int) -> SamplingParams:
-    return greedy(8, temperature=0.9, seed=i, top_p=0.95 if i % 2 else 1.0)
+    return greedy(5, temperature=0.9, seed=i, top_p=0.95 if i % 2 else 1.0)
 
 
 def find_worst_gap(found: list[list[int]]) -> float:
@@ -112,9 +112,9 @@ def test_flashinfer_with_graphs_and_overlap_gives_the_references_tokens() -> Non
     card = create_accelerator()
     run = Run(create_config(), card)
     found = run.generate(plain)
-    assert all(len(tokens) == 12 for tokens in found) and len(set().union(*found)) > 20
+    assert all(len(tokens) == 8 for tokens in found) and len(set().union(*found)) > 20
     assert find_worst_gap(found) < 0.05, "bf16 rounds in another order; a token that is as good as equal may win"
-    assert card.count("capture") > 0 and card.count("replay") > 12
+    assert card.count("capture") > 0 and card.count("replay") > 8
     assert card.log[-1] == "synchronize", "nothing runs on when the engine has ended"
 
 
@@ -161,14 +161,13 @@ def load(config: EngineConfig, card: FakeAccelerator, num_bytes_loaded: int) -> 
     return compute.config, decoder, machine
 
 
-@pytest.mark.parametrize("taken", [0, 40 * MIB])
-@pytest.mark.parametrize("utilization", [0.85, 0.9])
+@pytest.mark.parametrize(("utilization", "taken"), [(0.85, 0), (0.9, 40 * MIB)])
 def test_flashinfers_pool_is_foretold_within_5_percent(utilization: float, taken: int) -> None:
     config = create_config(
         cache=replace(OPEN, gpu_memory_utilization=utilization),
-        scheduler=SchedulerConfig(max_num_batched_tokens=4096, max_num_seqs=300),
+        scheduler=SchedulerConfig(max_num_batched_tokens=1024, max_num_seqs=64),
     )
-    total = 800 * MIB
+    total = 440 * MIB
     expected = forecast(config, CHECKPOINT, machine=create_machine(create_accelerator(total=total, taken=taken)))
     assert expected.state is not None, expected.problem
     card = create_accelerator(total=total, taken=taken)
@@ -178,7 +177,7 @@ def test_flashinfers_pool_is_foretold_within_5_percent(utilization: float, taken
     use, foretold = measure_use(decoder, backend, settled), foretell_use(ARCH, 0, backend, settled)
     assert use.step_bytes == pytest.approx(foretold.step_bytes, rel=0.05)
     budget = size_device_pool(
-        settled.cache, block_bytes=expected.block_bytes, max_model_len=512, max_num_seqs=300, use=use
+        settled.cache, block_bytes=expected.block_bytes, max_model_len=512, max_num_seqs=64, use=use
     )
     assert budget.reason == expected.state.detail == f"gpu_memory_utilization {utilization:g}"
     assert budget.num_blocks == pytest.approx(expected.state.num_blocks, rel=0.05)
