@@ -68,7 +68,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 
 # ---------------------------------------------------------------------- cuda, FlashInfer's modules compiled
 # Else a server would compile them when it first needs them, for minutes, with a compiler that the image has not. nvcc
-# comes as wheels, too, so that no CUDA image is needed as a base. On 2 CPUs this takes hours, on 16 about 15 minutes:
+# comes as wheels, too, so that no CUDA image is needed as a base. Two hours of one CPU, an estimated 10 minutes on 16:
 # FLASHINFER_MODELS names the families that are wanted, FLASHINFER_CUDA_ARCH_LIST the cards ("9.0a 10.0a").
 FROM cuda-packages AS cuda-modules
 ARG WITH_FLASHINFER=1
