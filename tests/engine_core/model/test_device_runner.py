@@ -59,11 +59,18 @@ def test_every_request_gets_what_the_plain_runner_gives_it(machine: Machine, enf
     assert len({tuple(got.token_ids) for got in expected.values()}) == len(MIXED)
 
 
-@pytest.mark.parametrize("step_tokens", [2, 7])
-def test_prompts_in_chunks(machine: Machine, step_tokens: int) -> None:
-    """In chunks of one token, too: all decode then, as far as a graph can tell, and some get no token."""
-    expected = run_plain(machine, MIXED)
-    assert run_device(machine, MIXED, max_num_batched_tokens=step_tokens, max_num_seqs=3).got == expected
+def test_prompts_in_chunks(machine: Machine) -> None:
+    config = {"max_num_batched_tokens": 7, "max_num_seqs": 3}
+    assert run_device(machine, MIXED, **config).got == run_plain(machine, MIXED, **config)
+
+
+def test_a_chunk_of_one_token_looks_like_decoding_and_gets_no_token(machine: Machine) -> None:
+    """The longer prompt stands in front: row 1 of the step's requests is row 0 of those that get a token."""
+    asked = [Asked(prompt(9, 1), {**GREEDY, "max_tokens": 3}), Asked(prompt(3, 2), RANDOM)]
+    expected = run_plain(machine, asked, long_prefill_token_threshold=1)
+    machine.backend.plans.clear()
+    assert run_device(machine, asked, long_prefill_token_threshold=1).got == expected
+    assert {(2, 0, False), (2, 0, True)} <= set(machine.backend.plans)
 
 
 @eagerly_or_in_graphs
