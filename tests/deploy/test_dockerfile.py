@@ -101,6 +101,32 @@ def normalize(pin: str) -> str:
     return f"{re.sub(r'[-_.]+', '-', name).lower()}=={version}"
 
 
+# ---------------------------------------------------------------------- the cuda image's modules
+def test_the_cuda_image_has_modules_compiled_in_and_compiles_nothing_itself() -> None:
+    stages = read_stages()
+    assert "FLASHINFER_DISABLE_JIT=1" in dict(stages["cuda"])["ENV"]
+    run = next(rest for word, rest in stages["cuda-modules"] if word == "RUN")
+    assert '--models "$FLASHINFER_MODELS" --out /modules' in run
+    built = next(rest for word, rest in stages["cuda-build"] if word == "RUN")
+    assert "--mount=type=bind,from=cuda-modules,source=/modules,target=/modules" in built
+    assert "--modules /modules" in built
+    for stage in ("cuda-modules", "cuda-build"):
+        assert stages[stage][0] == ("FROM", f"cuda-packages AS {stage}")
+
+
+def test_every_file_of_the_cuda_image_but_torch_is_checked_against_a_hash() -> None:
+    stages = read_stages()
+    for stage in ("cuda-packages", "cuda-modules"):
+        for _, rest in (each for each in stages[stage] if each[0] == "RUN"):
+            for command in re.findall(r"pip install [^;&]*", rest):
+                assert "--require-hashes" in command or "'^torch=='" in command, command
+
+
+def test_flashinfer_is_the_version_that_the_project_asks_for() -> None:
+    (asked,) = PROJECT["optional-dependencies"]["cuda"]
+    assert f"\n{asked} " in (ROOT / "deploy" / "image" / "requirements-cuda.lock").read_text()
+
+
 # ---------------------------------------------------------------------- what a build gets to see
 def is_sent(path: str) -> bool:
     """Whether .dockerignore lets a file through: the last pattern that matches it, or a folder above it, decides."""
