@@ -17,7 +17,7 @@ class CsrPages:
         indptr_host: [B+1], page units.
         last_page_len_host: [B], 1..page_size.
         indptr: The same on the device.
-        indices: [indptr[-1]] page ids, on the device.
+        indices: [indptr[-1] or more] page ids, on the device; within a graph the whole room for them.
         last_page_len: [B], on the device.
     """
 
