@@ -29,7 +29,7 @@ from kernels.backend import (
 from kernels.cuda import CudaAccelerator, NoDeviceError
 from kernels.device_kv import DeviceKV
 from kernels.flashinfer_norms import Norms
-from kernels.flashinfer_plans import FLOAT_WORKSPACE_BYTES, StepPlan, StepPlanner
+from kernels.flashinfer_plans import FLOAT_WORKSPACE_BYTES, StepPlan, AttentionPlanner
 from kernels.flashinfer_support import check_model, graph_sizes, num_shared_pages
 from kernels.fused import FusedKernels, ModelSpec
 from kernels.paged_kv import page_bytes
@@ -64,7 +64,7 @@ class FlashInferBackend:
         self.default_dtype = torch.bfloat16
         self._flashinfer = flashinfer
         self._norms = Norms(flashinfer)
-        self._planner = StepPlanner(flashinfer, accelerator, num_workspace_bytes)
+        self._planner = AttentionPlanner(flashinfer, accelerator, num_workspace_bytes)
         self._row_ids = [self._build_row_ids(_FIRST_ROW_IDS)]
 
     def check(self, layer_specs: Sequence[AttnSpec], dtype: torch.dtype) -> None:

@@ -207,7 +207,7 @@ class StepPlan:
     kv: DeviceKV
 
 
-class StepPlanner:
+class AttentionPlanner:
     """Makes plans, over one set of wrappers for each kind of attention layer.
 
     Args:
