@@ -139,7 +139,6 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
         return planned
 
     def _keep_q_len(self, q_len_per_req: int) -> None:
-        demand(q_len_per_req >= 1, f"q_len_per_req must be >= 1, got {q_len_per_req}")
         demand(q_len_per_req == 1 or self.use_tensor_cores, "q_len_per_req > 1 requires tensor-core decode")
         frozen = self._q_len_per_req if self.is_cuda_graph_enabled else None
         same = frozen in (None, q_len_per_req)
