@@ -101,7 +101,8 @@ def test_a_mixed_step_lies_as_it_is() -> None:
 def test_a_decode_step_is_padded_with_requests_on_the_null_page(num_padded: int) -> None:
     meta = build_meta([(1, 9), (1, 4), (1, 13)])
     block = create_block(FakeAccelerator())
-    load(block, build_meta([(20, 20), (20, 20)]))  # leaves its traces
+    for _ in range(2):
+        load(block, build_meta([(20, 60), (20, 60)]))  # leaves its traces in either pinned block
     tensors, records = load(block, meta, num_padded=num_padded)
     added = num_padded - 3
     assert (tensors.num_reqs, tensors.num_tokens, tensors.max_q_len) == (num_padded, num_padded, 1)
@@ -184,6 +185,27 @@ def test_nobody_waits_for_steps_that_are_known_to_be_done() -> None:
         with accelerator.no_waits():
             load(block, build_meta([(length, length)]))
         block.note_done(block.load_id - 1)
+
+
+def test_what_is_known_of_one_step_says_nothing_of_the_next() -> None:
+    accelerator = FakeAccelerator()
+    block = create_block(accelerator)
+    load(block, build_meta([(1, 1)]))
+    accelerator.synchronize()
+    load(block, build_meta([(2, 2)]))
+    block.note_done(1)
+    load(block, build_meta([(3, 3)]))
+    assert accelerator.count("wait") == 0
+    load(block, build_meta([(4, 4)]))
+    assert accelerator.count("wait") == 1
+
+
+def test_a_long_shared_prefix_has_its_room() -> None:
+    shared = tuple(range(50, 62))
+    meta = build_meta([(1, 50), (1, 52), (1, 55)], shared=shared)
+    tensors, _ = load(create_block(FakeAccelerator()), meta, num_shared_pages=12, num_padded=4)
+    assert tensors.shared is not None and tensors.shared.indices[:12].tolist() == list(shared)
+    assert tensors.pages.indices[:5].tolist() == [10, 11, 12, 13, 0]
 
 
 def test_only_what_is_used_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:

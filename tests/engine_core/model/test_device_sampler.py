@@ -136,6 +136,13 @@ def test_a_temperature_of_almost_nothing_picks_the_greatest(temperature: float) 
     assert set(on_device(logits, rows)) == {2}
 
 
+def test_no_temperature_is_too_low_to_draw_among_equals() -> None:
+    logits = torch.tensor([[0.0, 2.0, 2.0, 1.5]]).repeat(50, 1)
+    rows = [params(temperature=1e-60, seed=seed) for seed in range(50)]
+    assert on_device(logits, rows) == on_host(logits, rows)
+    assert set(on_device(logits, rows)) == {1, 2}
+
+
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 @pytest.mark.parametrize("draw", list(Draw))
 def test_a_row_that_is_not_finite_is_told_and_spoils_no_other(bad: float, draw: Draw) -> None:
