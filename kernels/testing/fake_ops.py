@@ -144,7 +144,8 @@ def gemma_rmsnorm(
     out: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    """Return ``input / rms(input) * (1 + weight)``."""
+    """Return ``input / rms(input) * (1 + weight)``: [T, H]."""
+    demand(input.ndim == 2, f"input must be 2-D, has {input.ndim} dimensions")  # norm.cu
     return _norm_out(input, weight, eps, out, bias=1.0)
 
 

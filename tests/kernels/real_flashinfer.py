@@ -89,7 +89,9 @@ class AttentionModule:
 
 
 def _append(k: Any, v: Any, batch: Any, positions: Any, k_pages: Any, v_pages: Any, *tables: Any) -> None:
-    pool = k_pages.as_strided((len(k_pages), 2, *k_pages.shape[1:]), (k_pages.stride(0), k_pages.stride(0) // 2, *k_pages.stride()[1:]))
+    pool = k_pages.as_strided(
+        (len(k_pages), 2, *k_pages.shape[1:]), (k_pages.stride(0), k_pages.stride(0) // 2, *k_pages.stride()[1:])
+    )
     assert v_pages.data_ptr() == pool[:, 1].data_ptr()
     fake.append_paged_kv_cache(k, v, batch, positions, pool, *tables[:3])
 
@@ -104,7 +106,9 @@ def _rope(q: Any, k: Any, q_out: Any, k_out: Any, table: Any, positions: Any, in
 def _norm_module() -> SimpleNamespace:
     return SimpleNamespace(
         rmsnorm=lambda out, x, weight, eps, _: fake.rmsnorm(x, weight, eps, out=out),
-        fused_add_rmsnorm=lambda x, residual, weight, eps, _: fake.fused_add_rmsnorm(x, residual, weight, eps),
+        gemma_rmsnorm=lambda out, x, weight, eps, _: fake.gemma_rmsnorm(x, weight, eps, out=out),
+        fused_add_rmsnorm=lambda *args: fake.fused_add_rmsnorm(*args[:4]),
+        gemma_fused_add_rmsnorm=lambda *args: fake.gemma_fused_add_rmsnorm(*args[:4]),
     )
 
 
@@ -131,6 +135,7 @@ def stand_in_kernels(flashinfer: ModuleType) -> Iterator[None]:
         for part in (flashinfer.prefill, flashinfer.decode):
             patch.setattr(part, "get_batch_prefill_module", module)
             patch.setattr(part, "determine_attention_backend", lambda *args, **kwargs: "fa3")
+            patch.setattr(part, "get_compute_capability", lambda device: (9, 0))
         merging = SimpleNamespace(merge_state_in_place=fake.merge_state_in_place)
         patch.setattr(flashinfer.cascade, "get_cascade_module", lambda: merging)
         patch.setattr(flashinfer.page, "get_page_module", lambda: SimpleNamespace(append_paged_kv_cache=_append))

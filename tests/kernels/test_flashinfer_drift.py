@@ -89,7 +89,7 @@ def exercise(backend: FlashInferBackend) -> list[Call]:
     meta, heads, _ = long.next_step()
     attend_layers(backend, meta, heads, long.kv)
     for width in (torch.bfloat16, torch.float32):
-        x, weight = torch.randn(3, 64).bfloat16(), torch.randn(64).to(width)
+        x, weight = torch.randn(3, 64).bfloat16(), 1 + torch.randn(64).bfloat16().to(width)  # in fp32: Gemma's
         backend.rmsnorm(x, weight, 1e-6)
         backend.add_rmsnorm_(x, x.clone(), weight, 1e-6)
         q, k = torch.randn(3, 3, 64).bfloat16().split((2, 1), dim=1)
@@ -123,7 +123,9 @@ def test_flashinfer_call_that_does_not_bind_is_seen(flashinfer: ModuleType) -> N
 
 def names_in_sources() -> Iterable[str]:
     for path in sorted((ROOT / "kernels").glob("flashinfer_*.py")):
-        yield from re.findall(r"\b(?:self\._flashinfer|self\._library|library)\.(\w+)", path.read_text(encoding="utf-8"))
+        yield from re.findall(
+            r"\b(?:self\._flashinfer|self\._library|library)\.(\w+)", path.read_text(encoding="utf-8")
+        )
 
 
 def test_flashinfer_every_call_site_has_been_exercised(calls: list[Call]) -> None:

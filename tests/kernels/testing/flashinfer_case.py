@@ -54,17 +54,15 @@ def plan_options(step: Step, **defaults: Any) -> dict[str, Any]:
     return {"q_data_type": BF16, **defaults, **step.options}
 
 
-def prefill(step: Step) -> Any:
-    wrapper = fake_flashinfer.BatchPrefillWithPagedKVCacheWrapper(step.workspace, **step.create)
+def prefill(step: Step, module: Any = fake_flashinfer) -> Any:
+    wrapper = module.BatchPrefillWithPagedKVCacheWrapper(step.workspace, **step.create)
     options = plan_options(step, causal=True)
     wrapper.plan(step.qo, step.kv, step.indices, step.last, *step.shape(), **options)
     return wrapper.run(step.q, step.pool, **step.run)
 
 
-def decode(step: Step) -> Any:
-    wrapper = fake_flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-        step.workspace, **{"use_tensor_cores": True, **step.create}
-    )
+def decode(step: Step, module: Any = fake_flashinfer) -> Any:
+    wrapper = module.BatchDecodeWithPagedKVCacheWrapper(step.workspace, **{"use_tensor_cores": True, **step.create})
     wrapper.plan(step.kv, step.indices, step.last, *step.shape(), **plan_options(step))
     return wrapper.run(step.q[2:], step.pool, **step.run)
 
@@ -103,10 +101,10 @@ def graph_wrapper(buffers: Buffers, *, module: Any = fake_flashinfer, workspace:
     )
 
 
-def plan_graph(wrapper: Any, step: Step, *, fast: bool = False) -> None:
+def plan_graph(wrapper: Any, step: Step, *, fast: bool = False, module: Any = fake_flashinfer) -> None:
     arrays = (step.kv, step.indices, step.last, *step.shape())
     if fast:
-        fake_flashinfer.fast_decode_plan(wrapper, *arrays, **plan_options(step))
+        module.fast_decode_plan(wrapper, *arrays, **plan_options(step))
     else:
         wrapper.plan(*arrays, **plan_options(step))
 

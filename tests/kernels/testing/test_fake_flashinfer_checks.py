@@ -88,6 +88,7 @@ BOTH: tuple[tuple[Changes, str], ...] = (
     ({"pool": pool().half()}, "planned torch.bfloat16"),
     ({"pool": pool().flatten(2, 3).unflatten(2, (8, 1))}, "planned .*4, 2, 64"),
     ({"pool": random(NUM_PAGES, 2, KV_HEADS, PAGE_SIZE, HEAD_DIM).transpose(2, 3)}, "must be contiguous"),
+    ({"pool": random(pool().numel() + 4)[4:].view(pool().shape)}, "paged_kv_cache has rows"),
     ({"run": {"window_left": 3}}, "window_left 3, planned -1"),
     ({"run": {"out": random(4, HEADS, 32)}}, "out is"),
     ({"run": {"out": random(4, HEADS, HEAD_DIM).half()}}, "out is"),

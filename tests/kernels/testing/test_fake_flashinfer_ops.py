@@ -135,6 +135,7 @@ REFUSED: tuple[Case, ...] = (
     ("rmsnorm", norm_args, {"out": random(T, 32)}, "out is"),
     ("rmsnorm", norm_args, {"out": random(T, 2 * H)[:, ::2]}, "out must be contiguous"),
     ("rmsnorm", norm_args, {"input": SHARED[:, :H], "out": SHARED[:, 8 : H + 8]}, "out overlaps input"),
+    ("gemma_rmsnorm", norm_args, {"input": random(T, 2, H)}, "must be 2-D"),
     ("gemma_rmsnorm", norm_args, {"weight": random(H).float()}, "weight is torch.float32"),
     ("fused_add_rmsnorm", add_norm_args, {"input": random(T, 2, H)}, "must be"),
     ("fused_add_rmsnorm", add_norm_args, {"residual": random(T, H).half()}, "residual is torch.float16"),
@@ -237,8 +238,10 @@ def test_flashinfer_rope_turns_each_pair_by_its_angle(is_neox: bool, rotary_dim:
     assert torch.equal(both.view(T, 3, HEAD_DIM)[..., rotary_dim:].float(), before[..., rotary_dim:])
 
 
-@pytest.mark.parametrize(("name", "bias"), [("rmsnorm", 0.0), ("gemma_rmsnorm", 1.0)])
-@pytest.mark.parametrize("shape", [(T, H), (T, 2, H)])
+@pytest.mark.parametrize(
+    ("name", "bias", "shape"),
+    [("rmsnorm", 0.0, (T, H)), ("rmsnorm", 0.0, (T, 2, H)), ("gemma_rmsnorm", 1.0, (T, H))],
+)
 def test_flashinfer_norms(name: str, bias: float, shape: tuple[int, ...]) -> None:
     x, weight = random(*shape), random(H, seed=1)
     expected = torch.nn.functional.rms_norm(x.float(), (H,), weight.float() + bias, 1e-3)
