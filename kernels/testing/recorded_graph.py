@@ -133,6 +133,8 @@ class Recorder:
             raise _waits(waiting)
         if name == "lift_fresh":
             return self._constant(args[0])
+        if torch.Tag.inplace_view in func.tags:  # changes how a tensor looks at memory, and no memory
+            return func(*args, **kwargs)
         given = self._refs((args, kwargs))
         for tensor in _written(func, args, kwargs):
             self._save(tensor)
@@ -140,9 +142,8 @@ class Recorder:
         made = func(*args, **kwargs)
         results = self._results(made, given)
         if name.startswith(("empty", "new_empty")):
-            _fill_all(list(tensors_in(made)))
             self._calls.append(RecordedCall(name, _fill_all, ((results,), {}), []))
-        elif _computes(func) and (func._schema.is_mutable or any(results)):
+        elif func._schema.is_mutable or any(results):
             self._calls.append(RecordedCall(name, func, given, results))
         return made
 
@@ -194,8 +195,8 @@ class Recorder:
         return tensor
 
     def _save(self, tensor: torch.Tensor) -> None:
-        memory = self._memory(tensor, owned=False)
-        if not memory.is_owned and memory_id(tensor) not in self._before:
+        if memory_id(tensor) not in self._before:
+            memory = self._memory(tensor, owned=False)
             self._before[memory_id(tensor)] = (memory, _copy_of(tensor.untyped_storage()))
 
     def _undo(self) -> None:
@@ -212,11 +213,6 @@ def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[torch.Ten
     for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from tensors_in(args[index] if index < len(args) else kwargs.get(argument.name))
-
-
-def _computes(func: Any) -> bool:
-    """Return whether an operation touches memory, rather than how a tensor looks at it."""
-    return torch.Tag.inplace_view not in func.tags
 
 
 def _copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:

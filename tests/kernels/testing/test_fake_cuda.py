@@ -281,8 +281,9 @@ def test_peak_bytes_counts_what_is_alive_at_once() -> None:
     def body(rows: int) -> None:
         x = torch.zeros(rows, 64)
         for _ in range(3):
-            x = (x @ weight).view(-1, 64)
-        device_call(torch.relu, x)
+            x = (x @ weight.t()).view(-1, 64)
+        x = device_call(torch.relu, x)
+        x = x[:1].clone()
 
     peaks = [accelerator.peak_bytes(lambda rows=rows: body(rows)) for rows in (1, 8, 64)]  # type: ignore[misc]
     assert peaks == [2 * rows * 64 * 4 for rows in (1, 8, 64)]
@@ -310,6 +311,7 @@ def test_no_waits_lets_pass_what_does_not_wait() -> None:
     graph = accelerator.capture(lambda: device_call(lambda x: x.tolist() and x.add_(1), device))
     with accelerator.no_waits():
         block.numpy()[:] = 5, 6
+        assert (block.tolist(), block[0].item()) == ([5, 6], 5)
         accelerator.upload(block, device)
         graph.replay()
         device_call(device.tolist)

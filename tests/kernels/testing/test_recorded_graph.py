@@ -105,6 +105,14 @@ def test_a_view_taken_inside_stays_an_alias(accelerator: FakeAccelerator) -> Non
     assert x.tolist() == [[110.0, 2.0]] * 4
 
 
+def test_looking_at_memory_in_another_way_writes_nothing(accelerator: FakeAccelerator) -> None:
+    x = torch.ones(2, dtype=torch.int32)
+    graph = accelerator.capture(lambda: x.unsqueeze_(0).squeeze_(0).view(2, 1))
+    accelerator.download(x, accelerator.pinned(2))
+    graph.replay()
+    assert x.shape == (2,)
+
+
 def test_what_the_body_made_lives_as_long_as_the_graph(accelerator: FakeAccelerator) -> None:
     x, out = torch.ones(1024), torch.zeros(1024)
 
@@ -170,6 +178,16 @@ def test_what_an_opaque_kernel_writes_is_known_to_be_written(accelerator: FakeAc
     x = torch.ones(1, dtype=torch.int32)
     graph = accelerator.capture(lambda: device_call(torch.Tensor.add_, x, 1))
     accelerator.download(x, accelerator.pinned(1))
+    with pytest.raises(FakeCudaError, match="a graph writes memory that a download still reads"):
+        graph.replay()
+
+
+def test_what_a_graph_allocates_is_written_by_its_replay(accelerator: FakeAccelerator) -> None:
+    x = torch.ones(1, dtype=torch.int32)
+    made = Made(lambda: x + 1)
+    graph = accelerator.capture(made)
+    graph.replay()
+    accelerator.download(made.value, accelerator.pinned(1))
     with pytest.raises(FakeCudaError, match="a graph writes memory that a download still reads"):
         graph.replay()
 
