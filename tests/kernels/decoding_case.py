@@ -51,10 +51,15 @@ class DecodingCase:
         )
         self._prefill()
 
-    def next_step(self) -> tuple[StepMeta, list[Heads], list[torch.Tensor]]:
-        """Return the next step, each layer's q, k and v, and what the reference makes of them."""
-        self._kv_lens = [length + 1 for length in self._kv_lens]
-        meta = self._meta([(1, length) for length in self._kv_lens], self._tables)
+    def next_step(self, q_lens: Sequence[int] = ()) -> tuple[StepMeta, list[Heads], list[torch.Tensor]]:
+        """Return the next step, each layer's q, k and v, and what the reference makes of them.
+
+        Args:
+            q_lens: Each request's tokens, decodes first; none = one each.
+        """
+        more = q_lens or [1] * len(self._kv_lens)
+        self._kv_lens = [length + added for length, added in zip(self._kv_lens, more, strict=True)]
+        meta = self._meta(list(zip(more, self._kv_lens, strict=True)), self._tables)
         heads = self._random_heads(meta.num_tokens)
         return meta, heads, attend_layers(REFERENCE, meta, heads, self._other_kv)
 

@@ -113,11 +113,12 @@ def test_a_graph_reads_a_shared_prefix_once(backend: FlashInferBackend, size: in
         assert_all_close(captured.replay(captured.plan(meta), heads), expected)
 
 
+@pytest.mark.parametrize("q_lens", [(1,) * 9, (1, 1, 2, 3, 5, 7, 15, 16, 17)], ids=["decodes", "chunks"])
 @torch.inference_mode()
-def test_any_step_reads_a_shared_prefix_once(backend: FlashInferBackend) -> None:
+def test_any_step_reads_a_shared_prefix_once(backend: FlashInferBackend, q_lens: tuple[int, ...]) -> None:
     """With the cascade, without it and on the reference: the same."""
     case = DecodingCase(backend, (PLAIN,), LONG, num_shared_pages=16)
-    meta, heads, expected = case.next_step()
+    meta, heads, expected = case.next_step(q_lens)
     with_cascade = attend_layers(backend, meta, heads, case.kv)
     assert backend._flashinfer.calls[-1].name == "MultiLevelCascadeAttentionWrapper.run"
     meta.num_common_pages = 0
