@@ -6,7 +6,6 @@ out in the other. Knows a step and its pages; knows nothing of requests or sampl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,8 +15,7 @@ import torch
 from kernels.accelerator import Accelerator, Event
 from kernels.device_step import CsrPages, StepTensors
 from kernels.step import IntArray, StepMeta
-
-_ALIGNMENT = 4  # words: every section may be read 16 bytes at a time
+from kernels.step_layout import ALIGNMENT, Layouts, Sections, StepShape
 
 
 class LoadedStep(NamedTuple):
@@ -30,44 +28,6 @@ class LoadedStep(NamedTuple):
 
     tensors: StepTensors
     records: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """What decides where the sections lie. All steps of one shape lie alike.
-
-    Attributes:
-        num_reqs: B, with padding.
-        num_tokens: T, with padding.
-        num_rows: R, with padding.
-        has_shared: Whether shared pages stand apart.
-        is_padded: A decode step at a graph's batch size: its views keep their memory and length.
-    """
-
-    num_reqs: int
-    num_tokens: int
-    num_rows: int
-    has_shared: bool
-    is_padded: bool
-
-
-@dataclass(slots=True)
-class _Sections:
-    """Where each section starts, in words. ``indices`` is the last: it is as long as it must be."""
-
-    shape: _Shape
-    qo_indptr: int = 0
-    kv_indptr: int = 0
-    last_page_len: int = 0
-    token_ids: int = 0
-    positions: int = 0
-    batch_indices: int = 0
-    append_positions: int = 0
-    logit_rows: int = 0
-    records: int = 0
-    shared: int = 0  # qo_indptr [2], kv_indptr [2], last_page_len [1], each aligned
-    shared_indices: int = 0
-    indices: int = 0
 
 
 @dataclass(slots=True)
@@ -86,7 +46,7 @@ class _PinnedBlock:
     words: IntArray
     upload: Event | None = None
     load_id: int = 0
-    views: dict[_Shape, LoadedStep] = field(default_factory=dict)
+    views: dict[StepShape, LoadedStep] = field(default_factory=dict)
 
 
 class StepBlock:
@@ -125,10 +85,10 @@ class StepBlock:
         self._num_columns = num_columns
         self.max_pages = -(-max_model_len // page_size) + 1
         self.load_id = 0
-        self._layouts: dict[_Shape, _Sections] = {}
+        self._layouts = Layouts(num_columns, self.max_pages)
         num_tokens = max(max_num_tokens, max_num_reqs)
-        widest = _Shape(max_num_reqs, num_tokens, num_tokens, has_shared=True, is_padded=True)
-        num_words = self._sections(widest).indices + max_num_reqs * self.max_pages
+        widest = StepShape(max_num_reqs, num_tokens, num_tokens, has_shared=True, is_padded=True)
+        num_words = self._layouts.find(widest).indices + max_num_reqs * self.max_pages
         self._range = np.arange(num_tokens + 1, dtype=np.int32)
         self._device_words = torch.zeros(num_words, dtype=torch.int32, device=accelerator.device)
         self._pinned = [self._pin(num_words) for _ in range(2)]
@@ -145,14 +105,14 @@ class StepBlock:
             num_padded: A graph's batch size, to which a decode step is padded; 0 = leave it as it is. A padded step has
                 the logits of every request, and page indices with all the room that its batch size may need.
         """
-        shape = _Shape(
+        shape = StepShape(
             num_reqs=num_padded or meta.num_reqs,
             num_tokens=num_padded or meta.num_tokens,
             num_rows=num_padded or len(meta.logit_rows),
             has_shared=num_shared_pages > 0,
             is_padded=num_padded > 0,
         )
-        at = self._sections(shape)
+        at = self._layouts.find(shape)
         block = self._take_block()
         num_indices = self._fill(block.words, at, meta, records, num_shared_pages)
         num_words = at.indices + num_indices
@@ -182,35 +142,8 @@ class StepBlock:
         tensor = self._accelerator.pinned(num_words)
         return _PinnedBlock(tensor, tensor.numpy())
 
-    # ------------------------------------------------------------------ where things lie
-    def _sections(self, shape: _Shape) -> _Sections:
-        if shape in self._layouts:
-            return self._layouts[shape]
-        sections, at = _Sections(shape), 0
-        for name, length in self._lengths(shape):
-            setattr(sections, name, at)
-            at += _aligned(length)
-        if shape.is_padded:  # there are few of them, and each comes again
-            self._layouts[shape] = sections
-        return sections
-
-    def _lengths(self, shape: _Shape) -> Iterator[tuple[str, int]]:
-        yield "qo_indptr", shape.num_reqs + 1
-        yield "kv_indptr", shape.num_reqs + 1
-        yield "last_page_len", shape.num_reqs
-        yield "token_ids", shape.num_tokens
-        yield "positions", shape.num_tokens
-        yield "batch_indices", shape.num_tokens
-        yield "append_positions", shape.num_tokens
-        yield "logit_rows", shape.num_rows
-        yield "records", shape.num_rows * self._num_columns
-        if shape.has_shared:
-            yield "shared", 3 * _ALIGNMENT
-            yield "shared_indices", self.max_pages
-        yield "indices", 0
-
     # ------------------------------------------------------------------ what is written there
-    def _fill(self, words: IntArray, at: _Sections, meta: StepMeta, records: IntArray, num_shared_pages: int) -> int:
+    def _fill(self, words: IntArray, at: Sections, meta: StepMeta, records: IntArray, num_shared_pages: int) -> int:
         """Write all sections; return how many page indices there are."""
         pages, bounds, append_positions = meta.kv_indices, meta.kv_indptr, meta.positions
         if num_shared_pages:
@@ -231,7 +164,7 @@ class StepBlock:
         _put(words, at.logit_rows, meta.logit_rows)
         return len(pages)
 
-    def _fill_padding(self, words: IntArray, at: _Sections, num_reqs: int, num_pages: int) -> int:
+    def _fill_padding(self, words: IntArray, at: Sections, num_reqs: int, num_pages: int) -> int:
         """Add requests of one token on the null page; return the number of page indices."""
         size = at.shape.num_reqs
         num_added = size - num_reqs
@@ -246,8 +179,8 @@ class StepBlock:
             words[at.indices + num_pages : at.indices + num_pages + num_added] = 0
         return num_pages + num_added
 
-    def _fill_shared(self, words: IntArray, at: _Sections, pages: IntArray, num_shared_pages: int) -> None:
-        qo_indptr, kv_indptr, last_page_len = range(at.shared, at.shared + 3 * _ALIGNMENT, _ALIGNMENT)
+    def _fill_shared(self, words: IntArray, at: Sections, pages: IntArray, num_shared_pages: int) -> None:
+        qo_indptr, kv_indptr, last_page_len = range(at.shared, at.shared + 3 * ALIGNMENT, ALIGNMENT)
         words[qo_indptr : qo_indptr + 2] = (0, at.shape.num_tokens)
         words[kv_indptr : kv_indptr + 2] = (0, num_shared_pages)
         words[last_page_len] = self._page_size
@@ -259,16 +192,14 @@ class StepBlock:
         return np.repeat(self._range[: meta.num_reqs], np.diff(meta.qo_indptr))
 
     # ------------------------------------------------------------------ what is seen of it
-    def _view(
-        self, block: _PinnedBlock, at: _Sections, max_q_len: int, num_shared: int, num_indices: int
-    ) -> LoadedStep:
+    def _view(self, block: _PinnedBlock, at: Sections, max_q_len: int, num_shared: int, num_indices: int) -> LoadedStep:
         shape, host, device = at.shape, block.tensor, self._device_words
         num_reqs, num_tokens = shape.num_reqs, shape.num_tokens
         records = device[at.records : at.records + shape.num_rows * self._num_columns]
         pages = _csr(host, device, (at.kv_indptr, at.last_page_len, at.indices), num_reqs, num_indices)
         shared, shared_qo_host, shared_qo = None, None, None
         if shape.has_shared:
-            starts = (at.shared + _ALIGNMENT, at.shared + 2 * _ALIGNMENT, at.shared_indices)
+            starts = (at.shared + ALIGNMENT, at.shared + 2 * ALIGNMENT, at.shared_indices)
             shared = _csr(host, device, starts, 1, num_shared)
             shared_qo_host, shared_qo = host[at.shared : at.shared + 2], device[at.shared : at.shared + 2]
         tensors = StepTensors(
@@ -288,10 +219,6 @@ class StepBlock:
             shared_qo_indptr=shared_qo,
         )
         return LoadedStep(tensors, records.view(shape.num_rows, self._num_columns))
-
-
-def _aligned(length: int) -> int:
-    return -(-length // _ALIGNMENT) * _ALIGNMENT
 
 
 def _put(words: IntArray, start: int, values: IntArray) -> None:

@@ -69,7 +69,7 @@ def capture_graphs(
         on_progress: Gets the part that is done and a line for whoever waits.
     """
     graphs = StepGraphs(tuple(sizes))
-    num_shared_pages = min(-(-_SHARED_TOKENS // work.kv.page_size), block.max_pages - 1)
+    num_shared_pages = min(-(-_SHARED_TOKENS // work.kv.page_size), block.max_pages - 1, work.kv.num_pages - 1)
     captures = [each for size in reversed(sizes) for each in _captures(size, num_shared_pages, work, backend)]
     for count, capture in enumerate(captures, start=1):
         on_progress((count - 1) / len(captures), f"capturing graphs {count} of {len(captures)}")
@@ -105,8 +105,8 @@ def _record(backend: DeviceBackend, body: Callable[[], None]) -> Graph:
 
 
 def _idle_step(num_reqs: int, num_shared_pages: int, page_size: int) -> StepMeta:
-    """Lay out a decode step on nothing but the null page, with one page of its own for each request."""
-    num_pages = num_shared_pages + 1
+    """Lay out a decode step that writes the null page alone: each request's one own page. Shared ones are only read."""
+    table = np.array([*range(1, num_shared_pages + 1), 0], np.int32)
     each = np.arange(num_reqs + 1, dtype=np.int32)
     ones: IntArray = np.ones(num_reqs, np.int32)
     start = num_shared_pages * page_size
@@ -117,8 +117,8 @@ def _idle_step(num_reqs: int, num_shared_pages: int, page_size: int) -> StepMeta
         max_q_len=1,
         max_kv_len=start + 1,
         qo_indptr=each,
-        kv_indptr=each * np.int32(num_pages),
-        kv_indices=np.zeros(num_reqs * num_pages, np.int32),
+        kv_indptr=each * np.int32(len(table)),
+        kv_indices=np.tile(table, num_reqs),
         last_page_len=ones,
         kv_lens=ones + np.int32(start),
         token_ids=ones * 0,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from engine_core.model.head_reader import NOT_FINITE
-from engine_core.model.input_batch import RequestRow
+from engine_core.model.request_row import RequestRow
 from engine_core.scheduler.output import ModelRunnerOutput
 from kernels.accelerator import Accelerator, Event
 from kernels.backend import IntArray

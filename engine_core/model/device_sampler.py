@@ -26,16 +26,25 @@ _HEAD = struct.Struct("<dffii")
 _NO_KEY = bytes(16)
 _END = bytes(4)
 _MAX_TOP_K = 2**31 - 1
+# A top_k up to the first is cut from the second's number of candidates: they hold it, and whoever is as likely as its
+# last, unless hundreds are. Finding them reads the logits twice; a sort of 152k takes some ten times as long.
+_MAX_SMALL_TOP_K, _NUM_CANDIDATES = 256, 1024
 # Sorting takes some seven times the memory of the logits: of more than these, fp32, a part is sorted at a time.
 _MAX_SORTED_BYTES = 64 << 20
 
 
 class Draw(IntEnum):
-    """What it takes to pick tokens; a step takes the most that one of its rows does."""
+    """What it takes to pick tokens. A step takes what its rows take together: Draw.of(one | other)."""
 
     GREEDY = 0
     RACE = 1  # chance decides among all tokens, or those above min_p
-    CUT = 2  # among the likeliest: a sort
+    TOP = 2  # among the few that a small top_k leaves
+    RACE_AND_TOP = 3
+    SORT = 4  # among the likeliest of all; does for every row
+
+    @classmethod
+    def of(cls, taken: int) -> Draw:
+        return cls(min(taken, cls.SORT))
 
 
 class RowRecord(NamedTuple):
@@ -67,11 +76,15 @@ def build_record(params: SamplingParams, slot: int) -> RowRecord:
     """
     is_greedy = params.temperature == 0.0
     temperature = 0.0 if is_greedy else max(params.temperature, LEAST_TEMPERATURE)
-    is_cut = params.top_k > 0 or params.top_p < 1.0
-    draw = Draw.GREEDY if is_greedy else Draw.CUT if is_cut else Draw.RACE
     top_k = min(max(params.top_k, 0), _MAX_TOP_K)
     head = _HEAD.pack(params.top_p, temperature, min(params.min_p, 1.0), top_k, slot)
-    return RowRecord(draw, head, params.seed)
+    return RowRecord(Draw.GREEDY if is_greedy else _draw_of(top_k, params.top_p), head, params.seed)
+
+
+def _draw_of(top_k: int, top_p: float) -> Draw:
+    if 0 < top_k <= _MAX_SMALL_TOP_K:
+        return Draw.TOP
+    return Draw.SORT if top_k or top_p < 1.0 else Draw.RACE
 
 
 def greedy_record(slot: int) -> bytes:
@@ -122,35 +135,55 @@ def pick_tokens(logits: torch.Tensor, records: torch.Tensor, draw: Draw) -> Pick
 def _draw(
     logits: torch.Tensor, greatest: torch.Tensor, is_spoiled: torch.Tensor, records: torch.Tensor, draw: Draw
 ) -> torch.Tensor:
-    num_rows, num_ids = logits.shape
     greatest = greatest.masked_fill(is_spoiled, 0.0)
+    if draw is Draw.SORT:
+        size = max(1, _MAX_SORTED_BYTES // (4 * logits.shape[1]))
+        parts = [slice(first, first + size) for first in range(0, len(logits), size)]
+        return torch.cat(
+            [_draw_sorted(logits[at].masked_fill(is_spoiled[at], 0.0), greatest[at], records[at]) for at in parts]
+        )
+    clean = logits.masked_fill(is_spoiled, 0.0)
     if draw is Draw.RACE:
-        token_ids = torch.arange(num_ids, dtype=torch.int32, device=logits.device)
-        return _race(logits.masked_fill(is_spoiled, 0.0), greatest, records, token_ids)
-    size = max(1, _MAX_SORTED_BYTES // (4 * num_ids))
-    parts = [slice(first, first + size) for first in range(0, num_rows, size)]
-    return torch.cat([_cut(logits[at].masked_fill(is_spoiled[at], 0.0), greatest[at], records[at]) for at in parts])
+        return _race(clean, greatest, records)
+    drawn = _draw_top(clean, greatest, records)
+    return drawn if draw is Draw.TOP else torch.where(_top_k(records) > 0, drawn, _race(clean, greatest, records))
 
 
-def _race(logits: torch.Tensor, greatest: torch.Tensor, records: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+def _race(logits: torch.Tensor, greatest: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
     """Draw among all: [n, 1] int64. Takes ``logits`` for its own use."""
+    token_ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
     weights = _weigh_(logits, greatest, records)
     weights.masked_fill_(weights < _min_p(records), 0.0)  # the heaviest weighs exactly 1, and stays
     weights.div_(exponentials(_keys(records), token_ids))
     return weights.argmax(1, keepdim=True)
 
 
-def _cut(logits: torch.Tensor, greatest: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
-    """Draw among the likeliest: [n, 1] int64. The sort is stable: of equal logits, the lower ids come first."""
-    ordered, order = torch.sort(logits, dim=1, descending=True, stable=True)
+def _draw_sorted(logits: torch.Tensor, greatest: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
+    """Draw among the likeliest of all: [n, 1] int64."""
+    ordered, order = logits.sort(dim=1, descending=True, stable=True)
+    return _draw_ordered(ordered, order, greatest, records)
+
+
+def _draw_top(logits: torch.Tensor, greatest: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
+    """Draw among the candidates: [n, 1] int64. They come in any order, and are sorted by id, then by logit."""
+    values, token_ids = logits.topk(min(_NUM_CANDIDATES, logits.shape[1]), dim=1, sorted=False)
+    token_ids, places = token_ids.sort(dim=1)
+    ordered, order = values.gather(1, places).sort(dim=1, descending=True, stable=True)
+    return _draw_ordered(ordered, token_ids.gather(1, order), greatest, records)
+
+
+def _draw_ordered(
+    ordered: torch.Tensor, token_ids: torch.Tensor, greatest: torch.Tensor, records: torch.Tensor
+) -> torch.Tensor:
+    """Cut and draw, given the logits likeliest first, of equal ones the lower ids first. Takes ``ordered``."""
     weights = _weigh_(ordered, greatest, records)
-    top_k = records[:, _TOP_K, None]
-    rank = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
+    top_k = _top_k(records)
+    rank = torch.arange(ordered.shape[1], dtype=torch.int32, device=ordered.device)
     weights.masked_fill_((top_k > 0) & (rank >= top_k), 0.0)
     weights.masked_fill_(_is_outside_nucleus(weights, records), 0.0)
     weights.masked_fill_(weights < _min_p(records), 0.0)
-    weights.div_(exponentials(_keys(records), order.to(torch.int32)))
-    return order.gather(1, weights.argmax(1, keepdim=True))
+    weights.div_(exponentials(_keys(records), token_ids.to(torch.int32)))
+    return token_ids.gather(1, weights.argmax(1, keepdim=True))
 
 
 def _is_outside_nucleus(weights: torch.Tensor, records: torch.Tensor) -> torch.Tensor:
@@ -169,6 +202,10 @@ def _weigh_(logits: torch.Tensor, greatest: torch.Tensor, records: torch.Tensor)
 
 def _min_p(records: torch.Tensor) -> torch.Tensor:
     return records.view(torch.float32)[:, _MIN_P, None]
+
+
+def _top_k(records: torch.Tensor) -> torch.Tensor:
+    return records[:, _TOP_K, None]
 
 
 def _keys(records: torch.Tensor) -> torch.Tensor:

@@ -8,9 +8,10 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from engine_core.model.input_batch import PromptLogits, RequestRow, StepInputs
+from engine_core.model.input_batch import PromptLogits, StepInputs
 from engine_core.model.logprobs import token_logprobs
 from engine_core.model.noise import FloatRow
+from engine_core.model.request_row import RequestRow
 from engine_core.model.sampler import pick_token
 from engine_core.scheduler.output import ModelRunnerOutput
 

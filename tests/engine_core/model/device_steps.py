@@ -4,27 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from engine_core.core import EngineCore
 from engine_core.messages import EngineCoreOutput, EngineCoreOutputs, TokenLogprobs
-from engine_core.model.checkpoint import open_checkpoint
 from engine_core.model.decoder import Decoder
 from engine_core.model.device_runner import DeviceRunner, build_device_runner
 from engine_core.model.loader import load_decoder
 from engine_core.model.runner import ModelRunner
 from engine_core.step_executor import DirectExecutor, OverlappedExecutor, StepExecutor
 from kernels.testing.fake_cuda import FakeAccelerator
-from tests.engine_core.model_checkpoints import save_checkpoint
 from tests.engine_core.scheduler.scheduler_helpers import create_request, create_scheduler
+from tests.kernels.fused_case import create_arch, create_checkpoint
 from tests.kernels.torch_device_backend import TorchDeviceBackend
 
 MAX_MODEL_LEN = 96
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64
+# Untied: a head that is the embedding would give each token back.
+ARCH = create_arch(vocab_size=97, hidden_size=48, intermediate_size=80, qk_norm=True, tie_word_embeddings=False)
+CHECKPOINT = create_checkpoint(ARCH)
+_SCHEDULER = {
+    "max_model_len": MAX_MODEL_LEN,
+    "block_size": BLOCK_SIZE,
+    "num_blocks": NUM_BLOCKS,
+    "max_num_batched_tokens": 64,
+    "max_num_seqs": 8,
+}
 
 
 @dataclass
@@ -78,25 +86,18 @@ class Machine:
         return ModelRunner(decoder=self.decoder, kv=kv, max_model_len=MAX_MODEL_LEN, num_token_ids=num_token_ids)
 
 
-def build_machine(directory: Path, case: str = "qwen3", **backend_options: Any) -> Machine:
-    """Make a checkpoint and load it for a device."""
-    save_checkpoint(directory, case)
+def build_machine(**backend_options: Any) -> Machine:
+    """Load a model with random weights onto a device."""
     accelerator = FakeAccelerator()
     backend = TorchDeviceBackend(accelerator, **backend_options)
-    decoder = load_decoder(open_checkpoint(directory), backend, torch.float32, lambda share, what: None)
-    return Machine(accelerator, backend, decoder)
+    return Machine(accelerator, backend, load_decoder(CHECKPOINT, backend, torch.float32, lambda share, what: None))
 
 
 class Engine:
     """A core over an executor, stepped by hand."""
 
     def __init__(self, executor: StepExecutor, *, depth: int, **config: Any) -> None:
-        self.scheduler = create_scheduler(
-            max_model_len=MAX_MODEL_LEN,
-            max_steps_in_flight=depth,
-            block_size=BLOCK_SIZE,
-            **{"max_num_batched_tokens": 64, "max_num_seqs": 8, "num_blocks": NUM_BLOCKS, **config},
-        )
+        self.scheduler = create_scheduler(max_steps_in_flight=depth, **{**_SCHEDULER, **config})
         self.core = EngineCore(scheduler=self.scheduler, executor=executor, publish=self._take)
         self.got: dict[str, Got] = {}
         self.num_preempted = 0

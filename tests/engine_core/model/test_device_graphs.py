@@ -10,8 +10,8 @@ from tests.engine_core.model.device_steps import Machine, build_machine
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    return build_machine(tmp_path_factory.mktemp("model"), sizes=(1, 3, 5))
+def machine() -> Machine:
+    return build_machine(sizes=(1, 3, 5))
 
 
 def test_the_largest_steps_are_captured_first_and_whoever_waits_is_told(machine: Machine) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engine_core.messages import FinishReason
+from engine_core.model import logit_fetcher
 from engine_core.model.device_runner import DeviceRunner
 from engine_core.sampling_params import SamplingParams
 from engine_core.scheduler.output import NewRequestData, SchedulerOutput
@@ -31,8 +32,8 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    return build_machine(tmp_path_factory.mktemp("model"))
+def machine() -> Machine:
+    return build_machine()
 
 
 def prompt(num_tokens: int, seed: int = 0) -> list[int]:
@@ -58,10 +59,18 @@ def test_every_request_gets_what_the_plain_runner_gives_it(machine: Machine, enf
     assert len({tuple(got.token_ids) for got in expected.values()}) == len(MIXED)
 
 
-@pytest.mark.parametrize("step_tokens", [3, 7])
-def test_prompts_in_chunks(machine: Machine, step_tokens: int) -> None:
-    expected = run_plain(machine, MIXED)
-    assert run_device(machine, MIXED, max_num_batched_tokens=step_tokens, max_num_seqs=3).got == expected
+def test_prompts_in_chunks(machine: Machine) -> None:
+    config = {"max_num_batched_tokens": 7, "max_num_seqs": 3}
+    assert run_device(machine, MIXED, **config).got == run_plain(machine, MIXED, **config)
+
+
+def test_a_chunk_of_one_token_looks_like_decoding_and_gets_no_token(machine: Machine) -> None:
+    """The longer prompt stands in front: row 1 of the step's requests is row 0 of those that get a token."""
+    asked = [Asked(prompt(9, 1), {**GREEDY, "max_tokens": 3}), Asked(prompt(3, 2), RANDOM)]
+    expected = run_plain(machine, asked, long_prefill_token_threshold=1)
+    machine.backend.plans.clear()
+    assert run_device(machine, asked, long_prefill_token_threshold=1).got == expected
+    assert {(2, 0, False), (2, 0, True)} <= set(machine.backend.plans)
 
 
 @eagerly_or_in_graphs
@@ -155,6 +164,22 @@ def test_rows_that_need_the_host_get_it_and_the_others_do_not_notice(
     found = run_device(machine, BENT, enforce_eager=enforce_eager, max_num_batched_tokens=step_tokens).got
     assert found == expected
     assert expected["6"].prompt_logprobs == [] and len(expected["5"].prompt_logprobs or []) == 7
+
+
+def test_a_prompt_of_one_token_has_no_logprobs_and_says_so(machine: Machine) -> None:
+    asked = [Asked(prompt(1), {**GREEDY, "num_prompt_logprobs": 0}), Asked(prompt(4), RANDOM)]
+    found = run_device(machine, asked).got
+    assert found["0"].prompt_logprobs == [] and found["1"].prompt_logprobs is None
+    assert found == run_plain(machine, asked)
+
+
+def test_the_hosts_rows_come_in_pieces_behind_a_step_in_flight(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run_plain(machine, BENT)
+    monkeypatch.setattr(logit_fetcher, "_MAX_BYTES", 2 * 4 * machine.decoder.arch.vocab_size)
+    small = Machine(machine.accelerator, machine.backend, machine.decoder)
+    assert run_device(small, BENT, enforce_eager=True).got == expected
 
 
 def test_min_tokens_holds_the_end_back_and_then_the_device_goes_on_alone(machine: Machine) -> None:
