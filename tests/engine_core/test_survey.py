@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +87,15 @@ def test_a_machine_without_a_driver_has_no_card(tmp_path: Path) -> None:
 
 
 def test_flashinfer_is_found_without_being_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    survey_cuda(tmp_path, tuple)  # torch is there: from here on nothing else is, whatever this machine has installed
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    importlib.invalidate_caches()
+    assert survey_cuda(tmp_path, tuple).flashinfer == ""
     (tmp_path / "flashinfer").mkdir()
     (tmp_path / "flashinfer/__init__.py").write_text("raise RuntimeError('imported')")
-    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
     assert survey_cuda(tmp_path, tuple).flashinfer == "of unknown version"
-    (tmp_path / "flashinfer_python-0.7.4.dist-info").mkdir()
-    (tmp_path / "flashinfer_python-0.7.4.dist-info/METADATA").write_text("Name: flashinfer-python\nVersion: 0.7.4\n")
-    assert survey_cuda(tmp_path, tuple).flashinfer == "0.7.4"
+    (tmp_path / "flashinfer_python-9.8.7.dist-info").mkdir()
+    (tmp_path / "flashinfer_python-9.8.7.dist-info/METADATA").write_text("Name: flashinfer-python\nVersion: 9.8.7\n")
+    importlib.invalidate_caches()
+    assert survey_cuda(tmp_path, tuple).flashinfer == "9.8.7"
