@@ -29,7 +29,7 @@ from kernels.backend import (
 from kernels.cuda import CudaAccelerator, NoDeviceError
 from kernels.device_kv import DeviceKV
 from kernels.flashinfer_norms import Norms
-from kernels.flashinfer_plans import FLOAT_WORKSPACE_BYTES, StepPlan, AttentionPlanner
+from kernels.flashinfer_plans import FLOAT_WORKSPACE_BYTES, AttentionPlanner, StepPlan
 from kernels.flashinfer_support import check_model, graph_sizes, num_shared_pages
 from kernels.fused import FusedKernels, ModelSpec
 from kernels.paged_kv import page_bytes
