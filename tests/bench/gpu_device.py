@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-import kernels.backend
-from engine_core.model.compute import THIS_MACHINE
-from engine_core.survey import CudaCard, CudaSurvey
+from engine_core.model.compute import Machine
+from engine_core.survey import CudaCard, CudaSurvey, survey_cuda
 from kernels.accelerator import Accelerator, Graph
-from kernels.backend import AttnSpec, BackendOptions, DeviceBackend, StepMeta
+from kernels.backend import AttnSpec, Backend, BackendOptions, DeviceBackend, StepMeta, create_backend
 from tests.bench.gpu_report import Sink, find_figure, read_lines
 
 # As measured on H200s. Used only where the stage `card` was left out.
@@ -47,7 +46,6 @@ class Bench:
     @classmethod
     def create(cls, sink: Sink, *, is_dry: bool) -> Bench:
         """Open the card, or the fakes."""
-        install_factories(is_dry=is_dry)
         accelerator = _create_accelerator(is_dry=is_dry)
         accelerator.synchronize()  # from here on this thread's work goes to its stream, and nothing to another one
         return cls(sink, is_dry, accelerator, load_flashinfer(accelerator, is_dry=is_dry))
@@ -148,42 +146,29 @@ def build_backend(flashinfer: Any, accelerator: Accelerator) -> DeviceBackend:
     return FlashInferBackend(flashinfer=flashinfer, accelerator=accelerator)
 
 
-# ---------------------------------------------------------------------- what the engine's registry is told
-@dataclass(slots=True)
-class FactoryState:
-    """How the next backend that the engine creates is built; a process has one engine at a time.
+# ---------------------------------------------------------------------- what the engine is told of the machine
+def build_machine(
+    *, is_dry: bool, wrap: Callable[[Accelerator], Accelerator] = lambda accelerator: accelerator
+) -> Machine:
+    """Return a machine with a card, or with the fakes for one.
 
-    Attributes:
-        is_dry: From the fakes.
-        wrap: Put around the accelerator, to look at what passes through.
+    Args:
+        is_dry: The fakes.
+        wrap: Put around each backend's accelerator, to look at what passes through.
     """
 
-    is_dry: bool
-    wrap: Callable[[Accelerator], Accelerator]
+    def create(name: str, options: BackendOptions) -> Backend:
+        if name != "cuda":
+            return create_backend(name, options)
+        accelerator = _create_accelerator(is_dry=is_dry)
+        return build_backend(load_flashinfer(accelerator, is_dry=is_dry), wrap(accelerator))
+
+    return Machine(survey_fake if is_dry else survey_cuda, create)
 
 
-STATE = FactoryState(False, lambda accelerator: accelerator)
-
-
-def install_factories(*, is_dry: bool) -> None:
-    """Have the engine's backend ``cuda`` come from create_engine_backend(), and find a card also in a dry run."""
-    STATE.is_dry = is_dry
-    STATE.wrap = lambda accelerator: accelerator
-    kernels.backend._FACTORIES["cuda"] = f"{__name__}:create_engine_backend"
-    if is_dry:
-        # It is everybody's default, and frozen for good reasons; this process is about to lie to all of them.
-        object.__setattr__(THIS_MACHINE, "survey_cuda", survey_fake)
-
-
-def survey_fake(*_: object) -> CudaSurvey:
-    """Find a card where there is none; takes what the survey takes."""
+def survey_fake() -> CudaSurvey:
+    """Find a card where there is none."""
     return CudaSurvey("13.0", "none", (CudaCard("Fake GPU", (9, 0), 1 << 34),), "the fake")
-
-
-def create_engine_backend(options: BackendOptions) -> DeviceBackend:
-    """Create what STATE asks for; the engine calls this by name."""
-    accelerator = _create_accelerator(is_dry=STATE.is_dry)
-    return build_backend(load_flashinfer(accelerator, is_dry=STATE.is_dry), STATE.wrap(accelerator))
 
 
 # ---------------------------------------------------------------------- steps

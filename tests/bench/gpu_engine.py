@@ -33,7 +33,8 @@ from engine_core import (
 from engine_core.engine import Engine
 from engine_core.model.arch import ArchSpec
 from engine_core.model.checkpoint import Checkpoint
-from tests.bench.gpu_device import STATE, Bench
+from engine_core.model.compute import Machine
+from tests.bench.gpu_device import Bench, build_machine
 from tests.bench.gpu_models import decode_floor, prefill_floor, random_checkpoint
 from tests.bench.gpu_probe import HostTimes, Replays, WatchedAccelerator, watching_host
 from tests.bench.gpu_report import Goal
@@ -130,9 +131,12 @@ def _run(bench: Bench, plan: Plan) -> None:
     answers: dict[Way, list[int]] = {}
     for way, batches in plan.batches.items():
         replays, host = Replays(bench.is_dry), HostTimes()
-        STATE.wrap = lambda accelerator, noted=replays: WatchedAccelerator(accelerator, noted)  # type: ignore[misc]
+        machine = build_machine(
+            is_dry=bench.is_dry,
+            wrap=lambda accelerator, noted=replays: WatchedAccelerator(accelerator, noted),  # type: ignore[misc]
+        )
         started = time.perf_counter()
-        with watching_host(host), serving(checkpoint, plan, way) as driver:
+        with watching_host(host), serving(checkpoint, plan, way, machine) as driver:
             if way == BEST:
                 bench.sink.add(f"{plan.model}: engine ready after", "s", [time.perf_counter() - started])
             for batch in batches:
@@ -254,7 +258,7 @@ class Driver:
 
 
 @contextmanager
-def serving(checkpoint: Checkpoint, plan: Plan, way: Way) -> Iterator[Driver]:
+def serving(checkpoint: Checkpoint, plan: Plan, way: Way, machine: Machine) -> Iterator[Driver]:
     """Run an engine for the block; its memory is the card's again afterwards."""
     blocks = plan.max_batch * -(-(plan.prompt + plan.steps + 128) // 16) + plan.max_model_len // 16
     config = EngineConfig(
@@ -268,7 +272,7 @@ def serving(checkpoint: Checkpoint, plan: Plan, way: Way) -> Iterator[Driver]:
         DeviceConfig("cuda", enforce_eager=not way.graphs),
     )
     driver = Driver(checkpoint.arch)
-    driver.engine = Engine(config, checkpoint, publish=driver.publish, on_state=driver.on_state)
+    driver.engine = Engine(config, checkpoint, publish=driver.publish, on_state=driver.on_state, machine=machine)
     driver.engine.start()
     try:
         driver.wait_until_ready()

@@ -22,7 +22,7 @@ from server.bench.client import BenchClient, fetch_model_name, run_in_loop
 from server.bench.load import Load, run_load
 from server.bench.summary import Summary, summarize
 from server.bench.target import BenchError, Target
-from tests.bench.gpu_device import Bench, install_factories, survey_fake
+from tests.bench.gpu_device import Bench, build_machine
 from tests.bench.gpu_models import CONFIGS, decode_floor, write_checkpoint
 from tests.bench.peer_process import find_free_port
 
@@ -153,12 +153,15 @@ def _root() -> str:
 
 
 def _serve_on_fakes() -> int:
-    """Be `pointsman` with the fakes for a card."""
+    """Be `pointsman` with the fakes for a card: this process lies to all of its own parts."""
     import server.serving
+    from engine_core.model.compute import THIS_MACHINE
     from server.__main__ import main
 
-    install_factories(is_dry=True)
-    server.serving.survey_cuda = survey_fake
+    fakes = build_machine(is_dry=True)
+    object.__setattr__(THIS_MACHINE, "survey_cuda", fakes.survey_cuda)
+    object.__setattr__(THIS_MACHINE, "create_backend", fakes.create_backend)
+    server.serving.survey_cuda = fakes.survey_cuda
     return main()
 
 

@@ -93,7 +93,7 @@ def test_what_is_refused_has_a_line_too(
     line = wait_for_request_line(server, label)
     assert (reply.status_code, line["status"]) == (status, status)
     assert (line["error_code"], line["error_param"]) == (code, param)
-    assert (line["request_id"], line["model"], line["n"], line["output_tokens"]) == (None, None, 0, 0)
+    assert (line["request_id"], line["model"], line["n"], line["output_tokens"]) == (None, None, None, 0)
     assert line["trace_id"] == TRACE and line["e2e_s"] > 0
 
 
