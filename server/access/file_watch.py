@@ -7,7 +7,9 @@ import contextlib
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -97,12 +99,16 @@ class FileWatch:
 
     async def reload_changed(self) -> None:
         """Read again what has changed."""
-        # A disk of the network may take its time to say so, and nobody's answer is to wait for it.
-        for each in await asyncio.to_thread(self._take_changes):
+        # A disk of the network may take its time to say so, and nobody's answer is to wait for it; nor is the process's
+        # end, hence no thread of a pool: those are waited for.
+        changed: Future[list[WatchedFiles]] = Future()
+        threading.Thread(target=self._find_changes, args=(changed,), name="file-watch", daemon=True).start()
+        for each in await asyncio.wrap_future(changed):
             _reload(each)
 
-    def _take_changes(self) -> list[WatchedFiles]:
-        return [each for each in self._files if each.take_change()]
+    def _find_changes(self, changed: Future[list[WatchedFiles]]) -> None:
+        if changed.set_running_or_notify_cancel():
+            changed.set_result([each for each in self._files if each.take_change()])
 
     def _schedule(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._tick)

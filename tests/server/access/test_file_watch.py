@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,26 @@ async def test_a_disk_that_does_not_answer_holds_up_one_thread_and_nobody_else(
     await asyncio.wait_for(reader.has_read.wait(), 10)
     watch.stop()
     assert reader.texts == ["changed"]
+
+
+def test_a_disk_that_never_answers_does_not_hold_up_the_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = FileWatch([WatchedFiles("the file", (path,), Reader(path))], interval_s=0.01)
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    def never_answer(path: Path) -> None:
+        is_asked.set()
+        may_answer.wait(10)
+
+    async def serve() -> None:
+        watch.start()
+        assert await asyncio.to_thread(is_asked.wait, 10)
+        watch.stop()
+
+    monkeypatch.setattr(file_watch, "_stamp", never_answer)
+    started = time.monotonic()
+    asyncio.run(serve())  # which waits for the loop's own threads, too
+    assert time.monotonic() - started < 5
+    may_answer.set()
 
 
 async def test_without_files_a_hangup_keeps_its_meaning() -> None:
