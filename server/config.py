@@ -223,7 +223,7 @@ class ServerConfig:
         _DEVICE.cpu_isa,
         parse_text,
         "Instruction set of the cpu backend's kernels: amx, avx512, avx512_vnni, avx2 or generic; auto takes the "
-        "quickest that runs here, torch none of them.",
+        "quickest that runs here, torch none of them. Any but auto keeps --backend auto from a card.",
         metavar="NAME",
         choices=CPU_ISAS,
     )

@@ -84,7 +84,7 @@ def diagnose(config: ServerConfig, *, environment: Mapping[str, str], version: s
         *fit.findings,
         *_check_model(config, place, environment),
         *check_memory(),
-        *check_cuda(survey_cuda(), config.backend),
+        *check_cuda(survey_cuda(), backend=config.backend, cpu_isa=config.cpu_isa),
         *([] if uses_card else check_survey(survey)),
         *_check_kernels(config, fit, survey),
         *check_cache_dir(config.cache_dir, must_write=_must_write(config, place, survey)),

@@ -34,27 +34,37 @@ def check_survey(survey: MachineSurvey) -> Iterator[Finding]:
         yield note("kernels", f"not built yet: {survey.library_problem}")
 
 
-def check_cuda(survey: CudaSurvey, asked: str) -> Iterator[Finding]:
+def check_cuda(survey: CudaSurvey, *, backend: str = "auto", cpu_isa: str = "auto") -> Iterator[Finding]:
     """Yield which cards there are, and why none of them computes.
 
     Args:
         survey: Of the cards.
-        asked: --backend.
+        backend: --backend.
+        cpu_isa: --cpu-isa.
     """
-    if survey.problem:
-        says, _, todo = survey.problem.rpartition(": ")
-        todo = f"{todo[:1].upper()}{todo[1:]}." if todo.startswith(("use", "look", "install")) else f"Run: {todo}"
-        if survey.cards:
-            yield warning("card", f"{_describe_cards(survey)}, which do not compute: {says}", todo)
-        elif survey.driver:
-            yield note("card", f"none, although there is an NVIDIA driver ({survey.driver}): {says}", todo)
-        else:
-            yield ok("card", f"none: {says}")
-    elif asked not in ("auto", "cuda"):
-        yield note("card", f"{_describe_cards(survey)}, not used, as --backend {asked} says")
+    if survey.cards and (flag := _find_flag_for_cpu(backend, cpu_isa)):
+        yield note("card", f"{_describe_cards(survey)}, not used, as {flag} asks for the CPU")
+    elif survey.problem:
+        yield _describe_problem(survey)
     else:
         versions = f"driver {survey.driver}, torch for CUDA {survey.torch_cuda}, FlashInfer {survey.flashinfer}"
         yield ok("card", f"{_describe_cards(survey)}; {versions}")
+
+
+def _find_flag_for_cpu(backend: str, cpu_isa: str) -> str:
+    if backend not in ("auto", "cuda"):
+        return f"--backend {backend}"
+    return f"--cpu-isa {cpu_isa}" if backend == "auto" and cpu_isa != "auto" else ""
+
+
+def _describe_problem(survey: CudaSurvey) -> Finding:
+    says, _, todo = survey.problem.rpartition(": ")
+    todo = f"{todo[:1].upper()}{todo[1:]}." if todo.startswith(("use", "look", "install")) else f"Run: {todo}"
+    if survey.cards:
+        return warning("card", f"{_describe_cards(survey)}, which do not compute: {says}", todo)
+    if survey.driver:
+        return note("card", f"none, although there is an NVIDIA driver ({survey.driver}): {says}", todo)
+    return ok("card", f"none: {says}")
 
 
 def _describe_cards(survey: CudaSurvey) -> str:

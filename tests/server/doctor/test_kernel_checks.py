@@ -103,7 +103,8 @@ WHOLE = CudaSurvey("13.0", "580.65.06", (H200,), "0.7.4")
             "NVIDIA H200, 139 GiB, compute capability 9.0; driver 580.65.06, torch for CUDA 13.0, FlashInfer 0.7.4",
         ),
         (replace(WHOLE, cards=(H200, T4)), "cuda", Level.OK, "the first of 2: CUDA_VISIBLE_DEVICES chooses"),
-        (WHOLE, "cpu", Level.NOTE, "NVIDIA H200.* not used, as --backend cpu says"),
+        (WHOLE, "cpu", Level.NOTE, "NVIDIA H200.* not used, as --backend cpu asks for the CPU"),
+        (replace(WHOLE, flashinfer=""), "cpu", Level.NOTE, "NVIDIA H200.* not used, as --backend cpu asks for the CPU"),
         (replace(WHOLE, flashinfer=""), "auto", Level.WARNING, "H200.* do not compute: flashinfer is not installed$"),
         (replace(WHOLE, cards=(T4,)), "auto", Level.WARNING, "do not compute: .* 7.5, and the kernels need 8.0$"),
         (replace(WHOLE, cards=()), "auto", Level.NOTE, "none, although there is an NVIDIA driver .580.65.06.: torch"),
@@ -111,14 +112,21 @@ WHOLE = CudaSurvey("13.0", "580.65.06", (H200,), "0.7.4")
     ],
 )
 def test_which_cards_there_are_and_why_none_computes(survey: CudaSurvey, asked: str, level: Level, says: str) -> None:
-    (found,) = check_cuda(survey, asked)
+    (found,) = check_cuda(survey, backend=asked)
     assert (found.topic, found.level) == ("card", level)
     assert re.search(says, found.says), found.says
     assert (found.todo == "") == (level is Level.OK or asked == "cpu")
 
 
+def test_an_instruction_set_asks_for_the_cpu_unless_the_card_is_asked_for_by_name() -> None:
+    (found,) = check_cuda(WHOLE, cpu_isa="avx2")
+    assert found.level is Level.NOTE and "not used, as --cpu-isa avx2 asks for the CPU" in found.says
+    (found,) = check_cuda(WHOLE, backend="cuda", cpu_isa="avx2")
+    assert found.level is Level.OK, "serve refuses the two together, and says so"
+
+
 def test_what_to_do_about_a_missing_library_is_told() -> None:
-    (found,) = check_cuda(replace(WHOLE, flashinfer=""), "auto")
+    (found,) = check_cuda(replace(WHOLE, flashinfer=""))
     assert found.todo == 'Run: pip install "pointsman[cuda]"'
 
 
