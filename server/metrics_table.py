@@ -198,7 +198,7 @@ _OWN = (
     gauge(
         "pointsman:num_permits",
         "requests",
-        "Clients' requests that were let in and are not answered to the end.",
+        "Clients' requests for the engine that were let in and are not answered to the end: no text work.",
         "0 when idle.",
     ),
     gauge(

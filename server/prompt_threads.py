@@ -20,8 +20,9 @@ T = TypeVar("T")
 class PromptThreads:
     """Runs text work beside the event loop.
 
-    What nobody's generation waits for has one thread of its own: of 250,000 characters to be counted, each takes a
-    fifth of a second, and one client could send so many at once that every prompt waited for minutes.
+    What no generation waits for has one thread of its own: to count the tokens of 250,000 characters takes a fifth of a
+    second, and one client could send so many such texts at once that every prompt waited for minutes. Of texts that are
+    longer, one is worked on at a time, whoever sent it.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ class PromptThreads:
         return await self._run_on(executor, num_chars, lambda: work(*args, **kwargs))
 
     async def run_aside(self, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do as ``run`` does, for what no generation waits for: none is held up by it."""
+        """Do as ``run`` does, for what no generation waits for: it holds up none, but for a long text one that waits its turn."""
         return await self._run_on(self._aside, num_chars, lambda: work(*args, **kwargs))
 
     async def _run_on(self, executor: ThreadPoolExecutor, num_chars: int, call: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""Whether requests should be sent here now: the one answer that /ready, /metrics and the status page give. Pure."""
+"""Whether requests should be sent here now: the one answer that /ready, /metrics and the status page give."""
 
 from __future__ import annotations
 
