@@ -380,9 +380,12 @@ def is_chosen(name: str, only: str) -> bool:
 def build(asked: argparse.Namespace, kinds: Sequence[Kind], fa3: bool, chosen: Sequence[str], toolkit: Toolkit) -> int:
     """Compile, copy and check; return the exit code."""
     started = time.monotonic()
-    import flashinfer
-    from flashinfer.jit import env
-
+    try:
+        import flashinfer
+        from flashinfer.jit import env
+    except ImportError as error:
+        print(f"This Python cannot import FlashInfer ({error}): pip install 'pointsman[cuda]'.", file=sys.stderr)
+        return 69
     if flashinfer.__version__ != VERSION:
         print(f"This is FlashInfer {flashinfer.__version__}, and Pointsman wants {VERSION}.", file=sys.stderr)
         return 69
