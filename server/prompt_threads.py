@@ -49,7 +49,7 @@ class PromptThreads:
         return await self._run_on(executor, num_chars, lambda: work(*args, **kwargs))
 
     async def run_aside(self, num_chars: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do as ``run`` does, for what no generation waits for: it holds up none, but for a long text one that waits its turn."""
+        """Do as ``run`` does, for what no generation waits for: of long texts one at a time, else none is held up."""
         return await self._run_on(self._aside, num_chars, lambda: work(*args, **kwargs))
 
     async def _run_on(self, executor: ThreadPoolExecutor, num_chars: int, call: Callable[[], T]) -> T:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -85,9 +87,7 @@ def run_stage(name: str, figures: Path, *, is_dry: bool) -> None:
         figures: Where what it finds is written, and what earlier stages found is read.
         is_dry: On the fakes.
     """
-    import importlib
-
-    from tests.bench.gpu_device import Bench
+    from tests.bench.gpu_device import Bench  # not above: torch comes with it, which --help does not need
 
     stage = next(each for each in STAGES if each.name == name)
     module = importlib.import_module(f"tests.bench.{stage.module}")
@@ -254,8 +254,6 @@ def check_card() -> None:
     Raises:
         NoCardError: There is not.
     """
-    import importlib.util
-
     import torch
 
     if not torch.cuda.is_available():

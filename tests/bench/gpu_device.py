@@ -19,7 +19,7 @@ from kernels.accelerator import Accelerator, Graph
 from kernels.backend import AttnSpec, Backend, BackendOptions, DeviceBackend, StepMeta, create_backend
 from tests.bench.gpu_report import Sink, find_figure, read_lines
 
-# As measured on H200s. Used only where the stage `card` was left out.
+# About what an H200 comes to. Used only where the stage `card` was left out.
 _USUAL_BANDWIDTH = 4.3e12
 _USUAL_GEMM_RATE = 0.79e15
 BANDWIDTH, GEMM_RATE, LAUNCH = "memory bandwidth", "GEMM rate, bf16", "a kernel in a graph"

@@ -11,7 +11,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -237,13 +237,12 @@ class Driver:
         self.wait_for(lambda: name in self.seen.finished)
         return self.seen.tokens[name]
 
-    def wait_for(self, is_so: object) -> None:
+    def wait_for(self, is_so: Callable[[], bool]) -> None:
         """Wait until ``is_so()``.
 
         Raises:
             RuntimeError: The engine told of an error, or it takes too long.
         """
-        assert callable(is_so)
         with self._news:
             is_over = self._news.wait_for(lambda: self.seen.errors or is_so(), _WAIT_S)
         if self.seen.errors:

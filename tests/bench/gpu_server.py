@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script, Python looks beside the script only
 
 from engine_core.model.arch import arch_from_config
@@ -39,8 +41,6 @@ def run_server(bench: Bench) -> None:
         folder.mkdir()
         write_checkpoint(model, folder, bench.device)
         if not bench.is_dry:
-            import torch
-
             torch.cuda.empty_cache()
         started = time.perf_counter()
         with serving(folder, Path(scratch) / "server.log", is_dry=bench.is_dry) as target:

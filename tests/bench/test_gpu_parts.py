@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from engine_core.engine import open_checkpoint
 from engine_core.model.arch import arch_from_config, attn_specs
 from engine_core.model.loader import measure_decoder
+from kernels.step_block import StepBlock
 from kernels.torch_backend import create_backend
 from server.bench.words import WORDS
 from tests.bench import gpu
@@ -160,8 +162,6 @@ def test_idle_is_what_no_graph_fills() -> None:
 
 
 def test_the_hosts_parts_are_methods_that_exist_and_are_given_back() -> None:
-    from kernels.step_block import StepBlock
-
     original = StepBlock.load
     times = HostTimes()
     with watching_host(times):
@@ -225,8 +225,6 @@ def test_an_interrupted_run_still_prints_what_it_has(
 
 
 def test_the_stages_fit_into_eight_minutes_and_have_what_runs_them() -> None:
-    import importlib
-
     assert sum(stage.limit_s for stage in gpu.STAGES) <= 510, "limits, which most stages stay far below"
     for stage in gpu.STAGES:
         module = importlib.import_module(f"tests.bench.{stage.module}")
