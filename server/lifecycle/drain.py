@@ -129,7 +129,7 @@ class DrainMiddleware:
 
 
 class _Arrival:
-    """One request that was let in while there was no drain: in hand once its body has come, if there is none still."""
+    """One request that was let in; if it counts, in hand once its body has come, unless a drain has begun by then."""
 
     def __init__(self, drain: Drain, receive: Receive, *, is_counted: bool, on_refused: Callable[[], None]) -> None:
         self._drain = drain

@@ -116,10 +116,11 @@ def test_the_cuda_image_has_modules_compiled_in_and_compiles_nothing_itself() ->
 
 def test_every_file_of_the_cuda_image_but_torch_is_checked_against_a_hash() -> None:
     stages = read_stages()
-    for stage in ("cuda-packages", "cuda-modules"):
-        for _, rest in (each for each in stages[stage] if each[0] == "RUN"):
-            for command in re.findall(r"pip install [^;&]*", rest):
-                assert "--require-hashes" in command or "'^torch=='" in command, command
+    runs = [rest for stage in ("cuda-packages", "cuda-modules") for word, rest in stages[stage] if word == "RUN"]
+    commands = [command for rest in runs for command in re.findall(r"pip install [^;&]*", rest)]
+    assert len(commands) == 3
+    for command in commands:
+        assert "--require-hashes" in command or "'^torch=='" in command, command
 
 
 def test_flashinfer_is_the_version_that_the_project_asks_for() -> None:
