@@ -109,11 +109,14 @@ def measure_use(decoder: Decoder, backend: DeviceBackend, config: EngineConfig) 
 def _measure_largest_step(decoder: Decoder, backend: DeviceBackend, config: EngineConfig) -> int:
     """Return the bytes that it holds at once beside its pool, which is gone afterwards."""
     page_size, device = config.cache.block_size, backend.accelerator.device
-    meta = build_largest_step(
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_model_len=config.model.max_model_len or 1,
-        page_size=page_size,
+    meta, longest = (
+        build_largest_step(
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            max_model_len=config.model.max_model_len or 1,
+            page_size=page_size,
+        )
+        for max_num_seqs in (config.scheduler.max_num_seqs, 1)
     )
     kv = decoder.alloc_kv(num_pages=1 + len(meta.kv_indices), page_size=page_size)
     work = DeviceWork(
@@ -129,6 +132,9 @@ def _measure_largest_step(decoder: Decoder, backend: DeviceBackend, config: Engi
 
     @torch.inference_mode()
     def run() -> None:
+        # A long prompt may take other kernels than many short ones do. Where they are not compiled yet they are now,
+        # which takes minutes, and not under the first request that needs them.
+        decoder.forward(longest, kv)
         hidden = decoder.forward(meta, kv)
         for draw in Draw:  # each takes its memory, whatever a row's record says
             work.head(hidden, records, draw)

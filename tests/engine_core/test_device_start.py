@@ -21,6 +21,7 @@ from engine_core.model.compute import Machine, settle_compute
 from engine_core.model.decoder import Decoder
 from engine_core.sampling_params import SamplingParams
 from kernels.accelerator import DeviceMemory
+from kernels.flashinfer_backend import FlashInferBackend
 from kernels.testing.fake_cuda import FakeAccelerator
 from tests.engine_core.cuda_machine import GIB, create_accelerator, create_machine
 from tests.helpers import greedy
@@ -181,6 +182,19 @@ def test_flashinfers_pool_is_foretold_within_5_percent(utilization: float, taken
     )
     assert budget.reason == expected.state.detail == f"gpu_memory_utilization {utilization:g}"
     assert budget.num_blocks == pytest.approx(expected.state.num_blocks, rel=0.05)
+
+
+def test_flashinfers_kernels_for_one_long_prompt_are_tried_before_there_is_one() -> None:
+    """On Hopper they are a module of their own, which may have to be compiled first."""
+    config = create_config(cache=OPEN, scheduler=SchedulerConfig(max_num_batched_tokens=1024, max_num_seqs=64))
+    settled, decoder, machine = load(config, create_accelerator(), 0)
+    backend = settle_compute(settled, ARCH, machine).device
+    assert isinstance(backend, FlashInferBackend)
+    measure_use(decoder, backend, settled)
+    calls = [call for call in backend._flashinfer.calls if call.name.startswith("BatchPrefill")]
+    num_reqs = [call.args[0].shape[0] - 1 for call in calls if call.name.endswith(".plan")]
+    num_rows = {call.args[0].shape[0] for call in calls if call.name.endswith(".run")}
+    assert num_reqs == [1, 64] and num_rows == {512, 1024}
 
 
 def test_flashinfers_pool_takes_what_utilisation_leaves_and_lowers_the_context() -> None:
