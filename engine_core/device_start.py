@@ -6,12 +6,13 @@ All on the engine's thread. The CPU's counterpart is in engine.py.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
 from engine_core.config import EngineConfig
-from engine_core.errors import CapacityError
+from engine_core.errors import CapacityError, ConfigError
 from engine_core.memory import DeviceUse, KVBudget, size_device_pool
 from engine_core.model.arch import ArchSpec
 from engine_core.model.decoder import Decoder, LanguageModel
@@ -22,11 +23,26 @@ from engine_core.model.largest_step import build_largest_step
 from engine_core.model.step_memory import count_table_bytes, estimate_graph_bytes, estimate_step_bytes
 from engine_core.step_executor import OverlappedExecutor, StepExecutor
 from kernels.backend import DeviceBackend, KVPool
+from kernels.flashinfer_support import missing_module
 
 logger = logging.getLogger(__name__)
 
 _GIB = 2**30
 LOADED = 0.98  # of a start's progress; the rest is what comes after the weights
+
+
+@contextmanager
+def _naming_missing_kernels() -> Iterator[None]:
+    """Tell of kernels that are neither there nor may be compiled: every start with these settings would miss them."""
+    try:
+        yield
+    except RuntimeError as error:
+        if module := missing_module(error):
+            raise ConfigError(
+                f"FlashInfer's module {module} is not among those compiled here, and FLASHINFER_DISABLE_JIT forbids to "
+                "compile it: compile it before (deploy/README.md), or use --backend cpu"
+            ) from error
+        raise
 
 
 def size_pool(model: LanguageModel, backend: DeviceBackend, config: EngineConfig) -> KVBudget:
@@ -42,6 +58,7 @@ def size_pool(model: LanguageModel, backend: DeviceBackend, config: EngineConfig
     )
 
 
+@_naming_missing_kernels()
 def start_runner(
     model: LanguageModel,
     kv: KVPool,
@@ -62,6 +79,9 @@ def start_runner(
         max_model_len: Effective context in tokens.
         num_token_ids: Ids that may be sampled; None = all.
         on_progress: Called with the share of the whole start that is done, and what is being done.
+
+    Raises:
+        ConfigError: There are no compiled kernels for the model.
     """
     assert isinstance(model, Decoder), "a device computes layer by layer"
     free_before = backend.accelerator.memory().free
@@ -84,6 +104,7 @@ def start_runner(
     return OverlappedExecutor(runner)
 
 
+@_naming_missing_kernels()
 def measure_use(decoder: Decoder, backend: DeviceBackend, config: EngineConfig) -> DeviceUse:
     """Run the largest step on a pool of its own, and return what the card's memory is spoken for.
 
@@ -91,6 +112,9 @@ def measure_use(decoder: Decoder, backend: DeviceBackend, config: EngineConfig) 
         decoder: Loaded.
         backend: What computes it.
         config: Settled.
+
+    Raises:
+        ConfigError: There are no compiled kernels for the model.
     """
     assert config.model.max_model_len is not None, "resolve() settles it"
     decoder.reserve_positions(config.model.max_model_len)

@@ -47,6 +47,15 @@ def check_model(layer_specs: Sequence[AttnSpec], dtype: torch.dtype, capability:
             )
 
 
+def missing_module(error: BaseException) -> str:
+    """Return the module that FlashInfer lacks and may not compile, where that is the error; else nothing.
+
+    Its own message does not say which.
+    """
+    name = getattr(getattr(error, "spec", None), "name", "")
+    return str(name) if type(error).__name__ == "MissingJITCacheError" else ""
+
+
 def graph_sizes(max_num_reqs: int) -> tuple[int, ...]:
     """Return 1, 2, 4, then each eighth size, and the largest batch itself: a batch is padded by 7 rows at most."""
     sizes = [size for size in (1, 2, 4, *range(8, max_num_reqs, 8)) if size < max_num_reqs]

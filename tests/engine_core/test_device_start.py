@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,7 @@ from engine_core.sampling_params import SamplingParams
 from kernels.accelerator import DeviceMemory
 from kernels.flashinfer_backend import FlashInferBackend
 from kernels.testing.fake_cuda import FakeAccelerator
+from kernels.testing.fake_flashinfer import FakeFlashInfer
 from tests.engine_core.cuda_machine import GIB, create_accelerator, create_machine
 from tests.helpers import greedy
 from tests.kernels.fused_case import create_arch, create_checkpoint
@@ -241,3 +244,24 @@ def test_a_card_that_fails_ends_the_engine_with_a_sentence() -> None:
     assert run.engine.state.failure is EngineFailure.MEMORY
     assert "the card's memory is exhausted: lower --gpu-memory-utilization" in run.engine.state.detail
     assert "Tried to allocate 2.00 GiB" in run.engine.state.detail and "documentation" not in run.engine.state.detail
+
+
+@pytest.mark.parametrize("name", ["rmsnorm", "BatchDecodeWithPagedKVCacheWrapper.plan"], ids=["measuring", "capturing"])
+def test_a_module_that_may_not_be_compiled_is_named_and_no_restart_asked_for(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashInfer looks for a module where it is first needed, and does not say which one it has not found."""
+
+    class MissingJITCacheError(RuntimeError):
+        spec = SimpleNamespace(name="batch_prefill_sm90")
+
+    def fail(self: FakeFlashInfer, called: str, function: Callable[..., Any], *, skip: int = 0) -> Callable[..., Any]:
+        def refuse(*args: object, **kwargs: object) -> None:
+            raise MissingJITCacheError("JIT compilation is disabled")
+
+        return refuse if called == name else function
+
+    monkeypatch.setattr(FakeFlashInfer, "_recording", fail)
+    state = Run(create_config()).engine.state
+    assert (state.phase, state.failure) == (EnginePhase.DEAD, EngineFailure.CONFIG)
+    assert "module batch_prefill_sm90 is not among those compiled" in state.detail

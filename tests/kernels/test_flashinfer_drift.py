@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import torch
 
 import kernels
 from kernels.flashinfer_backend import FlashInferBackend
+from kernels.flashinfer_support import missing_module
 from kernels.testing import fake_flashinfer
 from kernels.testing.fake_flashinfer import Call
 from tests.kernels.attention_case import create_case, create_spec, rotary_rows, run_paged
@@ -132,3 +133,9 @@ def test_flashinfer_every_call_site_has_been_exercised(calls: list[Call]) -> Non
     in_sources = set(names_in_sources())
     assert in_sources == {call.name.split(".")[0] for call in calls}
     assert DECODE in in_sources
+
+
+def test_the_error_of_a_missing_module_is_known_by_its_name(flashinfer: ModuleType) -> None:
+    error = flashinfer.jit.core.MissingJITCacheError("not found in the JIT cache", spec=SimpleNamespace(name="rope"))
+    assert missing_module(error) == "rope"
+    assert missing_module(RuntimeError("rope")) == ""
