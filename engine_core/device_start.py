@@ -23,7 +23,7 @@ from engine_core.model.largest_step import build_largest_step
 from engine_core.model.step_memory import count_table_bytes, estimate_graph_bytes, estimate_step_bytes
 from engine_core.step_executor import OverlappedExecutor, StepExecutor
 from kernels.backend import DeviceBackend, KVPool
-from kernels.flashinfer_support import missing_module
+from kernels.flashinfer_support import why_no_kernels
 
 logger = logging.getLogger(__name__)
 
@@ -32,17 +32,18 @@ LOADED = 0.98  # of a start's progress; the rest is what comes after the weights
 
 
 @contextmanager
-def _naming_missing_kernels() -> Iterator[None]:
-    """Tell of kernels that are neither there nor may be compiled: every start with these settings would miss them."""
+def _explaining_missing_kernels() -> Iterator[None]:
+    """Tell of kernels that are neither there nor can be compiled: every start with these settings would miss them."""
     try:
         yield
-    except RuntimeError as error:
-        if module := missing_module(error):
-            raise ConfigError(
-                f"FlashInfer's module {module} is not among those compiled here, and FLASHINFER_DISABLE_JIT forbids to "
-                "compile it: compile it before (deploy/README.md), or use --backend cpu"
-            ) from error
-        raise
+    except (RuntimeError, OSError) as error:
+        if not (reason := why_no_kernels(error)):
+            raise
+        logger.error("FlashInfer has no kernels: %s", error)  # with the compiler's output, if there is any
+        raise ConfigError(
+            f"FlashInfer has no kernels for this model: {reason}. Compile them before (deploy/README.md, On a GPU), or "
+            "use --backend cpu"
+        ) from error
 
 
 def size_pool(model: LanguageModel, backend: DeviceBackend, config: EngineConfig) -> KVBudget:
@@ -58,7 +59,7 @@ def size_pool(model: LanguageModel, backend: DeviceBackend, config: EngineConfig
     )
 
 
-@_naming_missing_kernels()
+@_explaining_missing_kernels()
 def start_runner(
     model: LanguageModel,
     kv: KVPool,
@@ -104,7 +105,7 @@ def start_runner(
     return OverlappedExecutor(runner)
 
 
-@_naming_missing_kernels()
+@_explaining_missing_kernels()
 def measure_use(decoder: Decoder, backend: DeviceBackend, config: EngineConfig) -> DeviceUse:
     """Run the largest step on a pool of its own, and return what the card's memory is spoken for.
 

@@ -47,13 +47,18 @@ def check_model(layer_specs: Sequence[AttnSpec], dtype: torch.dtype, capability:
             )
 
 
-def missing_module(error: BaseException) -> str:
-    """Return the module that FlashInfer lacks and may not compile, where that is the error; else nothing.
+def why_no_kernels(error: BaseException) -> str:
+    """Say why FlashInfer has no kernels, as the end of a sentence; empty = the error is another one.
 
-    Its own message does not say which.
+    It compiles a module when it is first needed, unless that has been done. Its errors have no class of their own, but
+    for the one that does not say which module is missing.
     """
-    name = getattr(getattr(error, "spec", None), "name", "")
-    return str(name) if type(error).__name__ == "MissingJITCacheError" else ""
+    if type(error).__name__ == "MissingJITCacheError":
+        module = getattr(getattr(error, "spec", None), "name", "of unknown name")
+        return f"the module {module} is not compiled, and FLASHINFER_DISABLE_JIT forbids to compile it now"
+    text = str(error)
+    is_compiling = any(words in text for words in ("Could not find nvcc", "Ninja build failed", "'ninja'"))
+    return f"a module is not compiled, and compiling it now fails: {text.splitlines()[0]}" if is_compiling else ""
 
 
 def graph_sizes(max_num_reqs: int) -> tuple[int, ...]:

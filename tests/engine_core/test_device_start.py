@@ -264,4 +264,4 @@ def test_a_module_that_may_not_be_compiled_is_named_and_no_restart_asked_for(
     monkeypatch.setattr(FakeFlashInfer, "_recording", fail)
     state = Run(create_config()).engine.state
     assert (state.phase, state.failure) == (EnginePhase.DEAD, EngineFailure.CONFIG)
-    assert "module batch_prefill_sm90 is not among those compiled" in state.detail
+    assert "the module batch_prefill_sm90 is not compiled" in state.detail
