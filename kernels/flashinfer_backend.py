@@ -213,6 +213,6 @@ def create_backend(options: BackendOptions | None = None) -> FlashInferBackend:
     os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")
     try:
         library = importlib.import_module("flashinfer")
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # it makes its cache when it is imported
         raise UnavailableBackendError(f"the cuda backend needs flashinfer, and cannot import it: {error}") from error
     return FlashInferBackend(flashinfer=library, accelerator=accelerator)
