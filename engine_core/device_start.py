@@ -6,12 +6,13 @@ All on the engine's thread. The CPU's counterpart is in engine.py.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
 from engine_core.config import EngineConfig
-from engine_core.errors import CapacityError
+from engine_core.errors import CapacityError, ConfigError
 from engine_core.memory import DeviceUse, KVBudget, size_device_pool
 from engine_core.model.arch import ArchSpec
 from engine_core.model.decoder import Decoder, LanguageModel
@@ -22,11 +23,27 @@ from engine_core.model.largest_step import build_largest_step
 from engine_core.model.step_memory import count_table_bytes, estimate_graph_bytes, estimate_step_bytes
 from engine_core.step_executor import OverlappedExecutor, StepExecutor
 from kernels.backend import DeviceBackend, KVPool
+from kernels.flashinfer_support import why_no_kernels
 
 logger = logging.getLogger(__name__)
 
 _GIB = 2**30
 LOADED = 0.98  # of a start's progress; the rest is what comes after the weights
+
+
+@contextmanager
+def _explaining_missing_kernels() -> Iterator[None]:
+    """Tell of kernels that are neither there nor can be compiled: every start with these settings would miss them."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        if not (reason := why_no_kernels(error)):
+            raise
+        logger.error("FlashInfer has no kernels: %s", error)  # with the compiler's output, if there is any
+        raise ConfigError(
+            f"FlashInfer has no kernels for this model: {reason}. Compile them before (deploy/README.md, On a GPU), or "
+            "use --backend cpu"
+        ) from error
 
 
 def size_pool(model: LanguageModel, backend: DeviceBackend, config: EngineConfig) -> KVBudget:
@@ -42,6 +59,7 @@ def size_pool(model: LanguageModel, backend: DeviceBackend, config: EngineConfig
     )
 
 
+@_explaining_missing_kernels()
 def start_runner(
     model: LanguageModel,
     kv: KVPool,
@@ -62,6 +80,9 @@ def start_runner(
         max_model_len: Effective context in tokens.
         num_token_ids: Ids that may be sampled; None = all.
         on_progress: Called with the share of the whole start that is done, and what is being done.
+
+    Raises:
+        ConfigError: There are no compiled kernels for the model.
     """
     assert isinstance(model, Decoder), "a device computes layer by layer"
     free_before = backend.accelerator.memory().free
@@ -84,6 +105,7 @@ def start_runner(
     return OverlappedExecutor(runner)
 
 
+@_explaining_missing_kernels()
 def measure_use(decoder: Decoder, backend: DeviceBackend, config: EngineConfig) -> DeviceUse:
     """Run the largest step on a pool of its own, and return what the card's memory is spoken for.
 
@@ -91,6 +113,9 @@ def measure_use(decoder: Decoder, backend: DeviceBackend, config: EngineConfig) 
         decoder: Loaded.
         backend: What computes it.
         config: Settled.
+
+    Raises:
+        ConfigError: There are no compiled kernels for the model.
     """
     assert config.model.max_model_len is not None, "resolve() settles it"
     decoder.reserve_positions(config.model.max_model_len)
@@ -109,11 +134,14 @@ def measure_use(decoder: Decoder, backend: DeviceBackend, config: EngineConfig) 
 def _measure_largest_step(decoder: Decoder, backend: DeviceBackend, config: EngineConfig) -> int:
     """Return the bytes that it holds at once beside its pool, which is gone afterwards."""
     page_size, device = config.cache.block_size, backend.accelerator.device
-    meta = build_largest_step(
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_model_len=config.model.max_model_len or 1,
-        page_size=page_size,
+    meta, longest = (
+        build_largest_step(
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            max_model_len=config.model.max_model_len or 1,
+            page_size=page_size,
+        )
+        for max_num_seqs in (config.scheduler.max_num_seqs, 1)
     )
     kv = decoder.alloc_kv(num_pages=1 + len(meta.kv_indices), page_size=page_size)
     work = DeviceWork(
@@ -129,6 +157,9 @@ def _measure_largest_step(decoder: Decoder, backend: DeviceBackend, config: Engi
 
     @torch.inference_mode()
     def run() -> None:
+        # A long prompt may take other kernels than many short ones do. Where they are not compiled yet they are now,
+        # which takes minutes, and not under the first request that needs them.
+        decoder.forward(longest, kv)
         hidden = decoder.forward(meta, kv)
         for draw in Draw:  # each takes its memory, whatever a row's record says
             work.head(hidden, records, draw)

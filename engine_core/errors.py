@@ -62,7 +62,8 @@ def classify_failure(error: BaseException) -> EngineFailure:
 def describe_failure(error: BaseException) -> str:
     """Return what ended the engine, as a sentence or its own words where nobody knows better."""
     text = str(error).strip()
-    first, is_cuda = text.partition("\n")[0], "cuda" in text.lower()
+    first = text.partition("\n")[0]
+    is_cuda = "CUDA" in first  # as torch begins; "cuda" is in the paths of whatever else goes wrong
     if is_cuda and classify_failure(error) is EngineFailure.MEMORY:
         return (
             f"the card's memory is exhausted: lower --gpu-memory-utilization, --max-num-batched-tokens or "

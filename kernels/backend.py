@@ -176,7 +176,7 @@ class DeviceBackend(Backend, Protocol):
         """
 
     def graph_sizes(self, max_num_reqs: int) -> tuple[int, ...]:
-        """Return the batch sizes, ascending, that decoding is captured for."""
+        """Return the batch sizes, ascending, that decoding is captured for: none above ``max_num_reqs``."""
 
     def num_shared_pages(self, meta: StepMeta, kv: KVPool) -> int:
         """Return how many leading pages to attend to once for all requests; 0 = no cascade."""

@@ -64,6 +64,7 @@ class FlashInferBackend:
         self.default_dtype = torch.bfloat16
         self._flashinfer = flashinfer
         self._norms = Norms(flashinfer)
+        self._num_workspace_bytes = num_workspace_bytes
         self._planner = AttentionPlanner(flashinfer, accelerator, num_workspace_bytes)
         self._row_ids = [self._build_row_ids(_FIRST_ROW_IDS)]
 
@@ -174,7 +175,7 @@ class FlashInferBackend:
     def num_shared_pages(self, meta: StepMeta, kv: KVPool) -> int:
         """Return how many leading pages to attend to once for all requests; 0 = no cascade."""
         assert isinstance(kv, DeviceKV)
-        return num_shared_pages(meta, kv.kinds, kv.page_size)
+        return num_shared_pages(meta, kv.kinds, kv.page_size, self._num_workspace_bytes)
 
     # A wrapper writes into buffers that an earlier plan made: all of them in inference mode, or torch refuses.
     @torch.inference_mode()
@@ -212,6 +213,6 @@ def create_backend(options: BackendOptions | None = None) -> FlashInferBackend:
     os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")
     try:
         library = importlib.import_module("flashinfer")
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # it makes its cache when it is imported
         raise UnavailableBackendError(f"the cuda backend needs flashinfer, and cannot import it: {error}") from error
     return FlashInferBackend(flashinfer=library, accelerator=accelerator)

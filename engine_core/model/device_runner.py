@@ -7,7 +7,7 @@ what only the host does (penalties, bias, min_tokens, logprobs), so the step ahe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -233,7 +233,7 @@ def build_device_runner(  # noqa: PLR0913 - the engine's settings, each of which
         max_model_len=max_model_len,
         num_columns=NUM_COLUMNS,
     )
-    sizes = () if enforce_eager else _usable_sizes(backend, max_num_seqs)
+    sizes = () if enforce_eager else backend.graph_sizes(max_num_seqs)
     return DeviceRunner(
         work=work,
         block=block,
@@ -243,10 +243,6 @@ def build_device_runner(  # noqa: PLR0913 - the engine's settings, each of which
         results=ResultRing(accelerator, max_num_rows),
         fetcher=LogitFetcher(accelerator, vocab_size),
     )
-
-
-def _usable_sizes(backend: DeviceBackend, max_num_seqs: int) -> Sequence[int]:
-    return tuple(size for size in backend.graph_sizes(max_num_seqs) if size <= max_num_seqs)
 
 
 def _needs_host(step: StepInputs) -> bool:

@@ -29,7 +29,7 @@ _MAX_TOP_K = 2**31 - 1
 # A top_k up to the first is cut from the second's number of candidates: they hold it, and whoever is as likely as its
 # last, unless hundreds are. Finding them reads the logits twice; a sort of 152k takes some ten times as long.
 _MAX_SMALL_TOP_K, _NUM_CANDIDATES = 256, 1024
-# Sorting takes some seven times the memory of the logits: of more than these, fp32, a part is sorted at a time.
+# Sorting takes some twelve times the memory of the logits: of more than these, fp32, a part is sorted at a time.
 _MAX_SORTED_BYTES = 64 << 20
 
 

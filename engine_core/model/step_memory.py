@@ -13,9 +13,9 @@ _BF16, _FP32 = 2, 4
 # What the driver keeps for a batch size's graphs of some 500 kernels: their nodes and arguments.
 _GRAPH_BYTES = 8 << 20
 # Picking tokens by chance, device_sampler.py: logits, their weights and the noise's three; or, of the logits that are
-# sorted at a time, all that the sort and the cuts make.
+# sorted at a time, what goes in and comes out, 16, and what torch's sort takes meanwhile.
 _RACE_BYTES = 5 * _FP32
-_SORT_BYTES, _MAX_SORTED_LOGITS = 32, 16 << 20
+_SORT_BYTES, _MAX_SORTED_LOGITS = 16 + 32, 16 << 20
 
 
 def estimate_step_bytes(arch: ArchSpec, *, num_tokens: int, num_rows: int) -> int:

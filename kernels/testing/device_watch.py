@@ -17,9 +17,14 @@ from kernels.testing.watched_ops import WatchedFunctions, WatchedOps
 
 T = TypeVar("T")
 
+# What torch's sort of several rows takes meanwhile for each element, beside its results: (row, column) twice, the keys
+# once more, and keys and pairs for the radix sort to go to and fro. Shorter rows are sorted in place.
+_SORT_SCRATCH_BYTES = 8 + 8 + 4 + 12
+_MAX_IN_PLACE = 4096
+
 
 class MemoryWatcher:
-    """Measures what is allocated around it, results only: what a kernel needs meanwhile it cannot see.
+    """Measures what is allocated around it: results, and what a sort needs meanwhile; of no other kernel it is much.
 
     Attributes:
         peak_bytes: The most that was alive at once.
@@ -42,14 +47,14 @@ class MemoryWatcher:
 
     def on_op(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operation and count its results."""
-        return self._count(func, args, kwargs)
+        return self._count(func, args, kwargs, _scratch_bytes(func, args))
 
     def on_call(self, fn: Callable[..., T], args: tuple[object, ...]) -> T:
         """Run an opaque kernel and count its results."""
         made: T = self._count(fn, args, {})
         return made
 
-    def _count(self, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    def _count(self, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any], scratch_bytes: int = 0) -> Any:
         given = {memory_id(tensor) for tensor in tensors_in((args, kwargs))}
         made = fn(*args, **kwargs)
         self._alive = {key: value for key, value in self._alive.items() if not value[0].expired()}
@@ -58,8 +63,17 @@ class MemoryWatcher:
             if memory_id(tensor) not in given:
                 weak = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
                 self._alive.setdefault(memory_id(tensor), (weak, storage.nbytes()))
-        self.peak_bytes = max(self.peak_bytes, sum(num_bytes for _, num_bytes in self._alive.values()))
+        alive_bytes = sum(num_bytes for _, num_bytes in self._alive.values())
+        self.peak_bytes = max(self.peak_bytes, alive_bytes + scratch_bytes)
         return made
+
+
+def _scratch_bytes(func: Any, args: Any) -> int:
+    """Return what an operation on fp32 takes while it runs. Source: torch, SortStable.cu and cub."""
+    if func.overloadpacket.__name__ != "sort" or args[0].shape[-1] <= _MAX_IN_PLACE:
+        return 0
+    num_elements: int = args[0].numel()
+    return _SORT_SCRATCH_BYTES * num_elements
 
 
 class WaitGuard:

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,9 @@ from engine_core.model.compute import Machine, settle_compute
 from engine_core.model.decoder import Decoder
 from engine_core.sampling_params import SamplingParams
 from kernels.accelerator import DeviceMemory
+from kernels.flashinfer_backend import FlashInferBackend
 from kernels.testing.fake_cuda import FakeAccelerator
+from kernels.testing.fake_flashinfer import FakeFlashInfer
 from tests.engine_core.cuda_machine import GIB, create_accelerator, create_machine
 from tests.helpers import greedy
 from tests.kernels.fused_case import create_arch, create_checkpoint
@@ -183,6 +187,19 @@ def test_flashinfers_pool_is_foretold_within_5_percent(utilization: float, taken
     assert budget.num_blocks == pytest.approx(expected.state.num_blocks, rel=0.05)
 
 
+def test_flashinfers_kernels_for_one_long_prompt_are_tried_before_there_is_one() -> None:
+    """On Hopper they are a module of their own, which may have to be compiled first."""
+    config = create_config(cache=OPEN, scheduler=SchedulerConfig(max_num_batched_tokens=1024, max_num_seqs=64))
+    settled, decoder, machine = load(config, create_accelerator(), 0)
+    backend = settle_compute(settled, ARCH, machine).device
+    assert isinstance(backend, FlashInferBackend)
+    measure_use(decoder, backend, settled)
+    calls = [call for call in backend._flashinfer.calls if call.name.startswith("BatchPrefill")]
+    num_reqs = [call.args[0].shape[0] - 1 for call in calls if call.name.endswith(".plan")]
+    num_rows = {call.args[0].shape[0] for call in calls if call.name.endswith(".run")}
+    assert num_reqs == [1, 64] and num_rows == {512, 1024}
+
+
 def test_flashinfers_pool_takes_what_utilisation_leaves_and_lowers_the_context() -> None:
     config = create_config(cache=OPEN).resolve(trained_model_len=512)
     compute = settle_compute(config, ARCH, create_machine())
@@ -227,3 +244,24 @@ def test_a_card_that_fails_ends_the_engine_with_a_sentence() -> None:
     assert run.engine.state.failure is EngineFailure.MEMORY
     assert "the card's memory is exhausted: lower --gpu-memory-utilization" in run.engine.state.detail
     assert "Tried to allocate 2.00 GiB" in run.engine.state.detail and "documentation" not in run.engine.state.detail
+
+
+@pytest.mark.parametrize("name", ["rmsnorm", "BatchDecodeWithPagedKVCacheWrapper.plan"], ids=["measuring", "capturing"])
+def test_a_module_that_may_not_be_compiled_is_named_and_no_restart_asked_for(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashInfer looks for a module where it is first needed, and does not say which one it has not found."""
+
+    class MissingJITCacheError(RuntimeError):
+        spec = SimpleNamespace(name="batch_prefill_sm90")
+
+    def fail(self: FakeFlashInfer, called: str, function: Callable[..., Any], *, skip: int = 0) -> Callable[..., Any]:
+        def refuse(*args: object, **kwargs: object) -> None:
+            raise MissingJITCacheError("JIT compilation is disabled")
+
+        return refuse if called == name else function
+
+    monkeypatch.setattr(FakeFlashInfer, "_recording", fail)
+    state = Run(create_config()).engine.state
+    assert (state.phase, state.failure) == (EnginePhase.DEAD, EngineFailure.CONFIG)
+    assert "the module batch_prefill_sm90 is not compiled" in state.detail

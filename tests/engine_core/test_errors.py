@@ -49,6 +49,7 @@ def test_what_an_engine_died_of_is_known_by_its_error(error: BaseException, fail
         ),
         (RuntimeError("device lost\nfor good"), "RuntimeError: device lost\nfor good"),
         (ValueError("no CUDA here"), "ValueError: no CUDA here"),
+        (RuntimeError("no nvcc in /usr/local/cuda"), "RuntimeError: no nvcc in /usr/local/cuda"),
     ],
 )
 def test_what_a_card_says_becomes_a_sentence_and_the_rest_stays(error: Exception, told: str) -> None:

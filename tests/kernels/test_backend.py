@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from kernels import flashinfer_backend
 from kernels.backend import AttnSpec, Backend, UnavailableBackendError, backend_names, create_backend
 
 HOST_BACKENDS = tuple(name for name in backend_names() if name != "cuda")
@@ -11,6 +14,20 @@ HOST_BACKENDS = tuple(name for name in backend_names() if name != "cuda")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a card")
 def test_the_cuda_backend_says_that_there_is_no_card() -> None:
     with pytest.raises(UnavailableBackendError, match="the cuda backend needs an NVIDIA card: "):
+        create_backend("cuda")
+
+
+@pytest.mark.parametrize("error", [ImportError("No module named 'tvm_ffi'"), OSError(30, "Read-only file system")])
+def test_the_cuda_backend_says_why_flashinfer_is_not_imported(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(name: str) -> None:
+        raise error
+
+    monkeypatch.setenv("FLASHINFER_USE_CUDA_NORM", "1")  # create_backend() sets it
+    monkeypatch.setattr(flashinfer_backend, "CudaAccelerator", lambda: None)
+    monkeypatch.setattr(flashinfer_backend, "importlib", SimpleNamespace(import_module=fail))
+    with pytest.raises(UnavailableBackendError, match=r"needs flashinfer, and cannot import it: .*(tvm_ffi|Read-only)"):
         create_backend("cuda")
 
 

@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import torch
 
 import kernels
 from kernels.flashinfer_backend import FlashInferBackend
+from kernels.flashinfer_support import why_no_kernels
 from kernels.testing import fake_flashinfer
 from kernels.testing.fake_flashinfer import Call
 from tests.kernels.attention_case import create_case, create_spec, rotary_rows, run_paged
@@ -132,3 +133,32 @@ def test_flashinfer_every_call_site_has_been_exercised(calls: list[Call]) -> Non
     in_sources = set(names_in_sources())
     assert in_sources == {call.name.split(".")[0] for call in calls}
     assert DECODE in in_sources
+
+
+def test_what_a_missing_module_is_told_by_is_known(flashinfer: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = flashinfer.jit.core.MissingJITCacheError("not found in the JIT cache", spec=SimpleNamespace(name="rope"))
+    assert "the module rope is not compiled" in why_no_kernels(error)
+    assert why_no_kernels(RuntimeError("CUDA error: an illegal memory access")) == ""
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(flashinfer.jit.cpp_ext.os.path, "exists", lambda path: False)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    with pytest.raises(RuntimeError) as caught:
+        flashinfer.jit.cpp_ext.get_cuda_path.__wrapped__()
+    assert "compiling it now fails: Could not find nvcc" in why_no_kernels(caught.value)
+
+
+def test_what_a_failed_compilation_is_told_by_is_known(
+    flashinfer: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run(status: int | None) -> BaseException:
+        if status is not None:
+            (tmp_path / "ninja").write_text(f"#!/bin/sh\necho nvcc fatal\nexit {status}\n")
+            (tmp_path / "ninja").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        with pytest.raises((RuntimeError, OSError)) as caught:
+            flashinfer.jit.cpp_ext.run_ninja(tmp_path, tmp_path / "build.ninja", verbose=False)
+        return caught.value
+
+    assert "compiling it now fails: [Errno 2]" in why_no_kernels(run(None))
+    assert "compiling it now fails: Ninja build failed." in why_no_kernels(run(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from kernels.backend import StepMeta
 from kernels.flashinfer_backend import FlashInferBackend
 from kernels.flashinfer_plans import StepPlan
 from kernels.testing.fake_cuda import FakeAccelerator, FakeCudaError, FakeGraph
-from kernels.testing.fake_flashinfer import MisuseError
+from kernels.testing.fake_flashinfer import FakeFlashInfer, MisuseError
 from tests.kernels.attention_case import create_spec
 from tests.kernels.decoding_case import DecodingCase, Heads, attend_layers
 from tests.kernels.flashinfer_machine import create_backend
@@ -177,6 +178,23 @@ def test_a_plan_is_renewed_outside_of_the_mode_it_was_made_in(backend: FlashInfe
         meta, _, _ = case.next_step()
     tensors = captured.plan(meta).tensors
     assert tensors.pages.indptr.tolist() == tensors.pages.indptr_host.tolist()
+
+
+@torch.inference_mode()
+def test_no_prefix_is_shared_by_more_requests_than_a_graph_has_room_for() -> None:
+    """Where every query head has keys of its own, partial results are many: here the largest batch that fits."""
+    spec = create_spec(num_kv_heads=32, ratio=1)
+    accelerator = FakeAccelerator()
+    backend = FlashInferBackend(
+        flashinfer=FakeFlashInfer(accelerator), accelerator=accelerator, num_workspace_bytes=4_400_000
+    )
+    for size, fits in ((32, True), (33, False)):
+        case = DecodingCase(backend, (spec,), (257,) * size, num_shared_pages=16)
+        captured = CapturedStep(backend, case, size, is_shared=True)
+        meta, _, _ = case.next_step()
+        assert (backend.num_shared_pages(meta, case.kv) > 0) == fits
+        with nullcontext() if fits else pytest.raises(MisuseError, match="float workspace"):
+            captured.plan(meta)
 
 
 def test_another_pool_gets_plans_of_its_own(backend: FlashInferBackend) -> None:

@@ -63,7 +63,7 @@ def count_shared(requests: list[Request], num_common_pages: int, *, window_left:
     tables = [list(range(100)) for _ in requests]
     meta = build_step(requests, tables, page_size=page_size)
     meta.num_common_pages = num_common_pages
-    return num_shared_pages(meta, [create_spec(), create_spec(window_left=window_left)], page_size)
+    return num_shared_pages(meta, [create_spec(), create_spec(window_left=window_left)], page_size, 1 << 30)
 
 
 def test_a_prefix_is_shared_from_256_tokens_and_eight_requests_on() -> None:

@@ -37,7 +37,7 @@ class TorchDeviceBackend(TorchBackend):
         self._min_shared_reqs = min_shared_reqs
 
     def graph_sizes(self, max_num_reqs: int) -> tuple[int, ...]:
-        return tuple(self._sizes)
+        return tuple(size for size in self._sizes if size <= max_num_reqs)
 
     def num_shared_pages(self, meta: StepMeta, kv: KVPool) -> int:
         return meta.num_common_pages if meta.num_reqs >= self._min_shared_reqs else 0

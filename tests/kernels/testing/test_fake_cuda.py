@@ -290,6 +290,17 @@ def test_peak_bytes_counts_what_is_alive_at_once() -> None:
     assert accelerator.log[-2:] == ["synchronize", "synchronize"]
 
 
+@pytest.mark.parametrize(("width", "expected"), [(4096, 4 + 8), (5000, 4 + 8 + 32)])
+def test_peak_bytes_counts_what_a_sort_takes_meanwhile(width: int, expected: int) -> None:
+    rows = torch.zeros(3, width)
+
+    def body() -> None:
+        rows.sort(dim=1, descending=True, stable=True)
+
+    peak = FakeAccelerator().peak_bytes(body)
+    assert peak == expected * rows.numel()
+
+
 def test_no_waits_refuses_what_waits_for_the_device() -> None:
     accelerator = FakeAccelerator()
     block, device = pinned(accelerator, 1, 2), words(1, 2)
