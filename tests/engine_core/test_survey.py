@@ -89,6 +89,7 @@ def test_a_machine_without_a_driver_has_no_card(tmp_path: Path) -> None:
 def test_flashinfer_is_found_without_being_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     survey_cuda(tmp_path, tuple)  # torch is there: from here on nothing else is, whatever this machine has installed
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "flashinfer", raising=False)
     importlib.invalidate_caches()
     assert survey_cuda(tmp_path, tuple).flashinfer == ""
     (tmp_path / "flashinfer").mkdir()

@@ -79,6 +79,7 @@ def objects(bench: Bench) -> dict[str, Path]:
     return compile_library(bench)
 
 
+@pytest.mark.long  # half a minute to link, half a minute to run; test_cpu_backend.py has each set compute, too
 def test_every_program_passes_on_every_set_that_this_cpu_runs(bench: Bench, objects: dict[str, Path]) -> None:
     isas = find_isas(bench)
     programs = build(bench, list_programs(isas, is_slow=True), with_tiles(bench, objects, isas))
