@@ -78,6 +78,17 @@ class StepMeta:
     num_common_pages: int = 0
 
 
+def without_shared(meta: StepMeta, num_shared_pages: int) -> tuple[IntArray, IntArray]:
+    """Return a step's page indices and their bounds without the first pages of every request.
+
+    Shared pages stand once in each table, so each bound moves by as many as there are tables before it.
+    """
+    stays = np.ones(len(meta.kv_indices), np.bool_)
+    stays[(meta.kv_indptr[:-1, None] + np.arange(num_shared_pages, dtype=np.int32)).ravel()] = False
+    bounds = meta.kv_indptr - np.arange(meta.num_reqs + 1, dtype=np.int32) * np.int32(num_shared_pages)
+    return meta.kv_indices[stays], bounds
+
+
 class KVPool(Protocol):
     """Pages of K and V for every layer. Opaque: the layout belongs to the backend, callers know only page ids."""
 

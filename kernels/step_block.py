@@ -14,7 +14,7 @@ import torch
 
 from kernels.accelerator import Accelerator, Event
 from kernels.device_step import CsrPages, StepTensors
-from kernels.step import IntArray, StepMeta
+from kernels.step import IntArray, StepMeta, without_shared
 from kernels.step_layout import ALIGNMENT, Layouts, Sections, StepShape
 
 
@@ -148,7 +148,7 @@ class StepBlock:
         pages, bounds, append_positions = meta.kv_indices, meta.kv_indptr, meta.positions
         if num_shared_pages:
             self._fill_shared(words, at, meta.kv_indices, num_shared_pages)
-            pages, bounds = _without_shared(meta, num_shared_pages)
+            pages, bounds = without_shared(meta, num_shared_pages)
             append_positions = append_positions - num_shared_pages * self._page_size
         words[at.records : at.records + records.size] = records.ravel()
         _put(words, at.qo_indptr, meta.qo_indptr)
@@ -237,11 +237,3 @@ def _csr(
         indices=device[indices : indices + num_indices],
         last_page_len=device[last_page_len : last_page_len + num_reqs],
     )
-
-
-def _without_shared(meta: StepMeta, num_shared_pages: int) -> tuple[IntArray, IntArray]:
-    """Return the page indices and their bounds without the first pages of every request."""
-    stays = np.ones(len(meta.kv_indices), np.bool_)
-    stays[(meta.kv_indptr[:-1, None] + np.arange(num_shared_pages, dtype=np.int32)).ravel()] = False
-    bounds = meta.kv_indptr - np.arange(meta.num_reqs + 1, dtype=np.int32) * np.int32(num_shared_pages)
-    return meta.kv_indices[stays], bounds

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from kernels.device_step import CsrPages, StepTensors
-from kernels.step import IntArray, StepMeta
+from kernels.step import IntArray, StepMeta, without_shared
 
 
 def upload_step(meta: StepMeta, *, page_size: int, num_shared_pages: int, device: torch.device) -> StepTensors:
@@ -46,11 +46,8 @@ def upload_step(meta: StepMeta, *, page_size: int, num_shared_pages: int, device
 
 
 def _own_pages(meta: StepMeta, num_shared: int, device: torch.device) -> CsrPages:
-    """Cut the shared pages off each table: they stand in it once, so they are taken off once."""
-    counts = np.diff(meta.kv_indptr)
-    place_in_table = np.arange(meta.kv_indptr[-1]) - np.repeat(meta.kv_indptr[:-1], counts)
-    indptr = meta.kv_indptr - num_shared * np.arange(meta.num_reqs + 1, dtype=np.int32)
-    return _csr(indptr, meta.kv_indices[: meta.kv_indptr[-1]][place_in_table >= num_shared], meta.last_page_len, device)
+    indices, indptr = without_shared(meta, num_shared)
+    return _csr(indptr, indices, meta.last_page_len, device)
 
 
 def _shared_pages(meta: StepMeta, num_shared: int, page_size: int, device: torch.device) -> CsrPages:
