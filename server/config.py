@@ -154,9 +154,15 @@ class ServerConfig:
     max_num_batched_tokens: int = flag(
         0,
         parse_int(0),
-        "Tokens a step, prompts and output; 0 = what suits the kernels: 8192 on a card, 512 with AMX, else 128.",
+        "Tokens a step, prompts and output; 0 = what suits the kernels: 8192 on a card, 512 with AMX, else 128, "
+        "and at least twice --max-num-seqs.",
     )
-    max_num_seqs: int = flag(0, parse_int(0), "Requests running at once; 0 = what suits the device: 64, on a card 256.")
+    max_num_seqs: int = flag(
+        0,
+        parse_int(0),
+        "Requests running at once; 0 = what suits the device: 64, on a card 256, but no more than "
+        "--max-num-batched-tokens.",
+    )
     enable_chunked_prefill: bool = flag(
         _SCHEDULER.enable_chunked_prefill, parse_bool, "Compute a long prompt over several steps, beside the others."
     )

@@ -355,6 +355,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.list:
         print("\n".join(chosen))
         return 0
+    if importlib.util.find_spec("flashinfer") is None:
+        print("This Python has no FlashInfer: install the extra cuda first, pip install '.[cuda]'.", file=sys.stderr)
+        return 69
     with tempfile.TemporaryDirectory() as scratch:
         try:
             toolkit = find_toolkit(Path(scratch), dict(os.environ))
@@ -384,7 +387,7 @@ def build(asked: argparse.Namespace, kinds: Sequence[Kind], fa3: bool, chosen: S
         import flashinfer
         from flashinfer.jit import env
     except ImportError as error:
-        print(f"This Python cannot import FlashInfer ({error}): pip install 'pointsman[cuda]'.", file=sys.stderr)
+        print(f"This Python cannot import FlashInfer ({error}): pip install '.[cuda]'.", file=sys.stderr)
         return 69
     if flashinfer.__version__ != VERSION:
         print(f"This is FlashInfer {flashinfer.__version__}, and Pointsman wants {VERSION}.", file=sys.stderr)

@@ -167,9 +167,10 @@ def _choose_backend(device: DeviceConfig, machine: Machine) -> str:
         return "cuda"
     if device.backend == "cuda":
         raise ConfigError(f"backend cuda cannot be used here: {found.problem}")
-    if found.cards:
+    if found.cards or found.driver:
         # Told once: from here on the config says cpu.
-        logger.warning("The CPU computes, although there is a %s: %s", found.cards[0].name, found.problem)
+        card = f"a {found.cards[0].name}" if found.cards else "an NVIDIA driver"
+        logger.warning("The CPU computes, although there is %s: %s", card, found.problem)
     return "cpu"
 
 

@@ -254,8 +254,10 @@ def check_card() -> None:
     Raises:
         NoCardError: There is not.
     """
-    import torch
-
+    try:
+        import torch
+    except ImportError as error:
+        raise NoCardError(f"this Python has no torch ({error}): use the one that serves, .venv/bin/python") from error
     if not torch.cuda.is_available():
         raise NoCardError(
             f"torch {torch.__version__} sees no CUDA card here, so there is nothing to measure; "
@@ -275,6 +277,20 @@ def check_card() -> None:
         )
 
 
+def make_folder(asked: Path | None, json_file: str | None) -> Path:
+    """Return the folder for figures, empty of an earlier run's; before anything is measured.
+
+    Raises:
+        OSError: It, or the file for JSON, cannot be written.
+    """
+    folder = asked or Path(time.strftime("gpu-bench-%Y%m%d-%H%M%S"))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "figures.jsonl").unlink(missing_ok=True)
+    if json_file not in (None, "-"):
+        Path(str(json_file)).touch()
+    return folder
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit code."""
     asked = build_parser().parse_args(arguments)
@@ -284,12 +300,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stages = select_stages(asked.stages)
         if not asked.dry_run:
             check_card()
-    except (ValueError, NoCardError) as error:
+        folder = make_folder(asked.out, asked.json)
+    except (ValueError, NoCardError, OSError) as error:
         print(error, file=sys.stderr)
-        return 64 if isinstance(error, ValueError) else 69
-    folder = asked.out or Path(time.strftime("gpu-bench-%Y%m%d-%H%M%S"))
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "figures.jsonl").unlink(missing_ok=True)
+        return 69 if isinstance(error, NoCardError) else 64
+    print(
+        f"{'DRY RUN on the fakes, which measures nothing. ' if asked.dry_run else ''}Figures go to {folder}.",
+        file=sys.stderr,
+    )
     run = Run(stages, folder, budget_s=asked.budget, is_dry=asked.dry_run)
     signal.signal(signal.SIGTERM, _interrupt)
     is_whole = False
@@ -299,7 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; this is what there is:", file=sys.stderr)
     finally:
-        report(run.figures, folder, asked.json)
+        report(run.figures, folder, asked.json, is_dry=asked.dry_run)
     return 130 if not is_whole else 0 if judge(read_lines(run.figures)).is_good else 1
 
 
@@ -307,10 +325,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def report(figures: Path, folder: Path, json_file: str | None) -> None:
+def report(figures: Path, folder: Path, json_file: str | None, *, is_dry: bool) -> None:
     """Print the table, and write it beside the figures."""
     lines = read_lines(figures)
-    table = format_table(lines)
+    table = format_table(lines, is_dry=is_dry)
     print(table, file=sys.stderr if json_file == "-" else sys.stdout, flush=True)
     (folder / "table.txt").write_text(f"{table}\n\n{format_formulas(lines)}\n", encoding="utf-8")
     if json_file:

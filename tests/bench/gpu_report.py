@@ -224,7 +224,7 @@ def judge(lines: Sequence[Line]) -> Verdict:
     return verdict
 
 
-def format_table(lines: Sequence[Line]) -> str:
+def format_table(lines: Sequence[Line], *, is_dry: bool = False) -> str:
     """Return all figures by stage, floors beside them, and what went wrong below."""
     out = [f"{'':{_NAME_WIDTH}} {'median':>12} {'floor':>12} {'x floor':>8}  {'n':>5}  goal"]
     stage = ""
@@ -237,6 +237,8 @@ def format_table(lines: Sequence[Line]) -> str:
         out.append(format_figure(line) if isinstance(line, Figure) else f"   {line.name}: {line.text}")
     verdict = judge(lines)
     out += [f"!! {problem}" for problem in verdict.problems]
+    if is_dry:
+        out.append("DRY RUN on the fakes: the times mean nothing, and goals are not judged.")
     return "\n".join([*out, f"goals missed: {verdict.num_missed}; problems: {len(verdict.problems)}"])
 
 

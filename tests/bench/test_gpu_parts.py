@@ -253,3 +253,11 @@ def test_flashinfer_stages_find_nothing_wrong_on_the_fakes(tmp_path: Path) -> No
     names = {line.name for line in lines if isinstance(line, Figure)}
     assert {"plan decode in a graph, batch 2", "prefill attention fa3, 20 tokens"} <= names
     assert find_figure(lines, BANDWIDTH) is None, "the stage card was left out; floors have usual rates then"
+
+
+def test_what_cannot_be_written_is_said_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked = ["--dry-run", "--out", str(tmp_path / "out"), "--json", str(tmp_path / "no/such/folder.json")]
+    assert gpu.main(asked) == 64
+    assert "No such file or directory" in capsys.readouterr().err

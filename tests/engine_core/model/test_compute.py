@@ -193,6 +193,7 @@ def without(**missing: Any) -> CudaSurvey:
     [
         (without(flashinfer=""), r'pip install "pointsman\[cuda\]"'),
         (without(cards=(), torch_cuda=""), "torch is a build for the CPU"),
+        (without(cards=(), driver=""), "there is no NVIDIA driver here"),
         (without(cards=(CudaCard("Tesla T4", (7, 5), 1),)), "compute capability 7.5, and the kernels need 8.0"),
     ],
 )
@@ -207,8 +208,9 @@ def test_without_what_it_takes_cuda_is_refused_and_auto_is_the_cpu(
         settle_compute(config, ARCH, machine)
     assert config.device.backend == "cpu"
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(warnings) == (1 if survey.cards else 0), "once, and only where there is a card to use"
-    assert all(survey.cards[0].name in warning and survey.problem in warning for warning in warnings)
+    assert len(warnings) == (1 if survey.driver else 0), "once, and only where there is a card to use"
+    card = survey.cards[0].name if survey.cards else "an NVIDIA driver"
+    assert all(card in warning and survey.problem in warning for warning in warnings)
 
 
 @pytest.mark.parametrize("device", [{"cpu_isa": "torch"}, {"backend": "cpu"}, {"backend": "torch"}])
