@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from engine_core.errors import ConfigError
 from kernels.cpu_build import find_library
 from kernels.cpu_compiler import BuildError, Host, find_compiler
 from kernels.cpu_threads import ThreadLimits, read_thread_limits
@@ -120,6 +121,11 @@ class CudaSurvey:
         if not self.flashinfer:
             return 'flashinfer is not installed: pip install "pointsman[cuda]"'
         return ""
+
+    def demand(self) -> None:
+        """Raise ConfigError, with what to change, where the cuda backend cannot run."""
+        if self.problem:
+            raise ConfigError(f"backend cuda cannot be used here: {self.problem}")
 
     def _why_no_card(self) -> str:
         if not self.torch_cuda:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from importlib import metadata
 from typing import NoReturn
 
-from engine_core import CapacityError, CheckpointError, ConfigError, EngineError
+from engine_core import CapacityError, CheckpointError, ConfigError, EngineError, survey_cuda
 from server.access.keygen import DESCRIPTION as KEYGEN_DESCRIPTION
 from server.access.keygen import add_keygen_flags, run_keygen
 from server.access.setup import open_access
@@ -199,6 +199,7 @@ def _batch(arguments: argparse.Namespace, config: ServerConfig, report: StartupR
         logging.getLogger("server.requests").setLevel(logging.WARNING)
     # The files first, as for _serve its port.
     with open_files(arguments.input, arguments.output, force=arguments.force) as (source, output):
+        _check_card(config)
         model = resolve_model(config.model, progress=report.line, cache_dir=config.cache_dir)
         from server.serving import run_batch
 
@@ -209,12 +210,19 @@ def _serve(arguments: argparse.Namespace, config: ServerConfig, report: StartupR
     access = open_access(config)
     # The port first: it is not worth a download to learn that it is taken.
     with bind(config.host, config.port) as sock:
+        _check_card(config)
         model = resolve_model(config.model, progress=report.line, cache_dir=config.cache_dir)
         logger.info(ServerStart(get_version(), compute_config_hash(config)))
         # Not at the top: it imports torch, and --version, --help and every mistake above are answered without.
         from server.serving import serve
 
         return serve(config, model=model, sock=sock, report=report, version=get_version(), access=access)
+
+
+def _check_card(config: ServerConfig) -> None:
+    """Look for the card that was asked for: nor is it worth a download to learn that there is none."""
+    if config.backend == "cuda":
+        survey_cuda().demand()
 
 
 def _bound_library_memory(environment: MutableMapping[str, str]) -> None:

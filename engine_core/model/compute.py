@@ -166,7 +166,7 @@ def _choose_backend(device: DeviceConfig, machine: Machine) -> str:
     if not found.problem:
         return "cuda"
     if device.backend == "cuda":
-        raise ConfigError(f"backend cuda cannot be used here: {found.problem}")
+        found.demand()
     if found.cards or found.driver:
         # Told once: from here on the config says cpu.
         card = f"a {found.cards[0].name}" if found.cards else "an NVIDIA driver"

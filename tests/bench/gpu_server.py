@@ -154,6 +154,7 @@ def _root() -> str:
 
 def _serve_on_fakes() -> int:
     """Be `pointsman` with the fakes for a card: this process lies to all of its own parts."""
+    import server.cli
     import server.serving
     from engine_core.model.compute import THIS_MACHINE
     from server.__main__ import main
@@ -161,7 +162,7 @@ def _serve_on_fakes() -> int:
     fakes = build_machine(is_dry=True)
     object.__setattr__(THIS_MACHINE, "survey_cuda", fakes.survey_cuda)
     object.__setattr__(THIS_MACHINE, "create_backend", fakes.create_backend)
-    server.serving.survey_cuda = fakes.survey_cuda
+    server.cli.survey_cuda = server.serving.survey_cuda = fakes.survey_cuda
     return main()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engine_core import CudaSurvey
 from server.cli import build_parser, get_version, main
 
 ROOT = Path(__file__).parents[2]
@@ -124,3 +125,11 @@ def test_onednn_keeps_few_programs_unless_the_operator_says_otherwise(monkeypatc
     monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY")
     main(["serve", "--port", "0"])
     assert (os.environ["LRU_CACHE_CAPACITY"], os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) == ("5", "64")
+
+
+def test_a_card_that_is_not_there_is_missed_before_a_model_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("server.cli.survey_cuda", CudaSurvey)
+    assert main(["serve", "/no/such/model", "--port", "0", "--backend", "cuda"]) == 64
+    assert "backend cuda cannot be used here: torch is a build for the CPU" in capsys.readouterr().err
