@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
 
 _NUM_THREADS = 4
 # Longer texts have one thread for all of them: tokenising 16 MB takes seconds and 3 GB, and nobody should wait behind
@@ -30,6 +30,12 @@ class PromptThreads:
         self._long = ThreadPoolExecutor(1, thread_name_prefix="prompts-long")
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="prompts-aside")
         self._long_turn = threading.Lock()
+        self._in_hand: set[Future[Any]] = set()
+
+    @property
+    def is_working(self) -> bool:
+        """Whether a thread works on a text; it cannot be told to leave it, and the interpreter's end waits for it."""
+        return any(each.running() for each in list(self._in_hand))
 
     def close(self) -> None:
         """Let the threads go; work in hand is finished first, work that waits is dropped."""
@@ -58,4 +64,7 @@ class PromptThreads:
                 return call()
 
         is_long = num_chars > _LONG_TEXT_CHARS
-        return await asyncio.get_running_loop().run_in_executor(executor, take_turn if is_long else call)
+        future = executor.submit(take_turn if is_long else call)
+        self._in_hand.add(future)
+        future.add_done_callback(self._in_hand.discard)
+        return await asyncio.wrap_future(future)

@@ -80,6 +80,7 @@ class Service:
         drain: Of the application's requests for generations.
         metrics: What the application shows at /metrics.
         status_sources: What it shows at /status beside them.
+        threads: Where the application's texts are worked on.
     """
 
     loaded: LoadedModel
@@ -88,6 +89,7 @@ class Service:
     drain: Drain
     metrics: ServerMetrics
     status_sources: StatusSources
+    threads: PromptThreads
 
 
 def serve(
@@ -175,7 +177,11 @@ def _serve(
     if access.tls is not None:
         daemon.use_tls(access.tls)
     daemon.end_streams_by(service.app.state.status_feed.close)
-    return daemon.run()
+    code = daemon.run()
+    if service.threads.is_working:
+        # A text that nobody waits for any more: the interpreter would, for ten seconds and longer.
+        exit_process(code)
+    return code
 
 
 def _create_daemon_settings(config: ServerConfig) -> DaemonSettings:
@@ -235,11 +241,12 @@ def build_service(
     metrics = ServerMetrics(loaded.name, max_model_len=loaded.config.model.max_model_len)
     sources = StatusSources()
     client = create_client(loaded, StepListeners(metrics, sources.history))
+    admission = _create_admission(loaded, client)
     drain = Drain()
     metrics.watch(functools.partial(read_engine_gauges, client, drain))
     app = create_app(
         engine_client=client,
-        admission=_create_admission(loaded, client),
+        admission=admission,
         metrics=metrics,
         settings=AppSettings(
             served_model_name=loaded.name,
@@ -255,7 +262,7 @@ def build_service(
         request_log=RequestLog(tracer),
         status_sources=sources,
     )
-    return Service(loaded, client, app, drain, metrics, sources)
+    return Service(loaded, client, app, drain, metrics, sources, admission.threads)
 
 
 def open_model(config: ServerConfig, model: ResolvedModel) -> LoadedModel:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import stat
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 _INTERVAL_S = 5.0
 
-_Stamp = tuple[int, int, int] | None
+_Stamp = tuple[int, int, int, bool] | None
 
 
 @dataclass(slots=True)
@@ -45,6 +46,19 @@ class WatchedFiles:
         before, self._stamps = self._stamps, self._look()
         return self._stamps != before
 
+    def check_regular(self) -> None:
+        """Check that each is a regular file, or is not there, as of when this was last asked for a change.
+
+        A pipe keeps whoever opens it until somebody writes, and that would be the event loop. At the start it may be
+        one: a shell's <(...).
+
+        Raises:
+            ConfigError: One is something else.
+        """
+        for path, stamp in zip(self.paths, self._stamps, strict=True):
+            if stamp is not None and not stamp[-1]:
+                raise ConfigError(f"{path} is no regular file; put one there")
+
     def _look(self) -> list[_Stamp]:
         return [_stamp(path) for path in self.paths]
 
@@ -54,7 +68,7 @@ def _stamp(path: Path) -> _Stamp:
         status = os.stat(path)
     except OSError:
         return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino, stat.S_ISREG(status.st_mode)
 
 
 class FileWatch:
@@ -121,6 +135,7 @@ class FileWatch:
 
 def _reload(files: WatchedFiles) -> None:
     try:
+        files.check_regular()
         files.load()
     except ConfigError as error:
         logger.error("%s: what was read before stays in use, because %s", files.what, error)

@@ -71,3 +71,18 @@ async def test_no_two_long_texts_are_in_memory_at_once_whoever_sent_them(threads
     work.go_on.set()
     await asyncio.gather(*jobs)
     assert work.max_running == 1
+
+
+async def test_the_end_is_told_of_work_that_goes_on_and_not_of_work_that_waits(threads: PromptThreads) -> None:
+    work = Work()
+    jobs = [asyncio.create_task(threads.run_aside(LONG, work.block)) for _ in range(2)]
+    await begin(work)
+    for job in jobs:
+        job.cancel()
+    await asyncio.wait(jobs)
+    threads.close()
+    told = [threads.is_working]  # nobody waits for it any more, and no thread can be told so
+    work.go_on.set()
+    await asyncio.to_thread(threads._aside.shutdown)
+    told.append(threads.is_working)
+    assert told == [True, False] and work.max_running == 1

@@ -77,6 +77,27 @@ def test_what_makes_no_sense_leaves_all_as_it_was_and_is_told(path: Path, caplog
     assert reader.texts == ["good again"]
 
 
+def test_what_became_a_pipe_is_not_opened(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody writes into it: whoever opened it, the event loop, would wait for ever."""
+    num_read = 0
+
+    def read() -> None:
+        nonlocal num_read
+        num_read += 1
+
+    watch = FileWatch([WatchedFiles("the file", (path,), read)])
+    path.unlink()
+    os.mkfifo(path)
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(watch.reload_changed())
+        watch.reload_all()
+    assert caplog.text.count("is no regular file") == 2 and num_read == 0
+    path.unlink()
+    path.write_text("a file again")
+    asyncio.run(watch.reload_changed())
+    assert num_read == 1
+
+
 def test_a_file_that_goes_and_comes_back_is_read(path: Path) -> None:
     reader = Reader(path)
     files = WatchedFiles("the file", (path,), reader)
