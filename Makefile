@@ -57,7 +57,7 @@ $(LONG)/.setup: requirements-long.lock | $(VENV)/.setup
 	@touch $@
 
 test-long: $(VENV)/.setup-dev $(LONG)/.setup setup
-	@$(BIN)/python -m pytest tests/long tests/e2e tests/kernels -m long $(ARGS)
+	@$(BIN)/python -m pytest tests/long tests/e2e tests/engine_core tests/kernels -m long $(ARGS)
 
 # Installs what it needs from Debian with apt-get (as root; else it says what to install) and from pip into .venv-system.
 test-system: $(VENV)/.setup-dev setup

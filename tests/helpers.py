@@ -22,6 +22,8 @@ from engine_core import (
     SchedulerConfig,
 )
 from engine_core.engine import Engine, open_checkpoint
+from engine_core.messages import TokenLogprobs
+from engine_core.model.compute import THIS_MACHINE, Machine
 
 _WAIT_S = 120.0
 
@@ -48,16 +50,20 @@ class EngineDriver:
         cache: CacheConfig = CacheConfig(block_size=32, num_blocks=512),  # noqa: B008 - frozen
         scheduler: SchedulerConfig = SchedulerConfig(),  # noqa: B008 - frozen
         num_token_ids: int | None = None,
+        machine: Machine = THIS_MACHINE,
+        num_threads: int = 0,
     ) -> None:
         self.outputs: queue.SimpleQueue[EngineCoreOutputs] = queue.SimpleQueue()
         self._settled = threading.Event()
-        config = EngineConfig(ModelConfig(path, dtype, None, quantization), cache, scheduler, DeviceConfig(backend))
+        device = DeviceConfig(backend, num_threads)
+        config = EngineConfig(ModelConfig(path, dtype, None, quantization), cache, scheduler, device)
         self.engine = Engine(
             config,
             open_checkpoint(path),
             publish=self.outputs.put,
             on_state=self._note,
             num_token_ids=num_token_ids,
+            machine=machine,
         )
         self._num_requests = 0
         self.num_preemptions = 0
@@ -104,3 +110,22 @@ class EngineDriver:
                 if output.finish_reason:
                     running.remove(output.request_id)
         return list(tokens.values())
+
+
+def find_worst_gap(path: Path, prompts: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> float:
+    """Return how far below the reference's likeliest token, in log probability, any of those found is to it."""
+    asked: dict[str, list[TokenLogprobs]] = {}
+    with EngineDriver(path, cache=CacheConfig(block_size=16, num_blocks=512), num_threads=1) as reference:
+        texts = [[*prompt, *tokens] for prompt, tokens in zip(prompts, found, strict=True)]
+        ids = [reference.submit(text, greedy(1, num_prompt_logprobs=1)) for text in texts]
+        while len(asked) < len(ids):
+            asked |= {
+                output.request_id: output.prompt_logprobs
+                for output in reference.next_outputs()
+                if output.prompt_logprobs is not None
+            }
+    return max(
+        each.top_logprobs[0] - each.logprob
+        for request_id, tokens in zip(ids, found, strict=True)
+        for each in asked[request_id][-len(tokens) :]
+    )

@@ -19,15 +19,20 @@ from engine_core.engine import open_checkpoint
 from engine_core.kv_cache.manager import KVCacheManager
 from engine_core.messages import TokenLogprobs
 from engine_core.model.decoder import Decoder
+from engine_core.model.device_runner import build_device_runner
 from engine_core.model.loader import load_decoder
 from engine_core.model.runner import ModelRunner
 from engine_core.scheduler.constraints import build_constraints
-from engine_core.scheduler.output import SchedulerOutput
+from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.scheduler import Scheduler
 from kernels.backend import Backend, KVPool, create_backend
+from kernels.flashinfer_backend import FlashInferBackend
 
 _MAX_MODEL_LEN = 1024
 _MAX_STEPS = 1000
+
+
+Launch = Callable[[SchedulerOutput], Callable[[], ModelRunnerOutput]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,12 @@ class LoadedModel:
 
     backend: Backend
     decoder: Decoder
+
+    def start_runner(self, num_blocks: int, block_size: int) -> Launch:
+        """Return what begins a step over pages of its own. Here a step is computed when its result is due."""
+        kv = self.alloc_nan_kv(num_blocks, block_size)
+        runner = ModelRunner(decoder=self.decoder, kv=kv, max_model_len=_MAX_MODEL_LEN)
+        return lambda scheduled: lambda: runner.execute(scheduled)
 
     def alloc_nan_kv(self, num_blocks: int, block_size: int) -> KVPool:
         """Return pages for ``num_blocks`` blocks and the null block, each number of them NaN."""
@@ -46,6 +57,28 @@ class LoadedModel:
         for page in range(num_blocks + 1):
             kv.write_page(page, nan)
         return kv
+
+
+class LoadedDeviceModel(LoadedModel):
+    """A decoder on a device. A step begins there as soon as it is scheduled, in a graph where it decodes a few."""
+
+    def start_runner(self, num_blocks: int, block_size: int) -> Launch:
+        assert isinstance(self.backend, FlashInferBackend)
+        runner = build_device_runner(
+            decoder=self.decoder,
+            kv=self.alloc_nan_kv(num_blocks, block_size),
+            backend=self.backend,
+            max_model_len=_MAX_MODEL_LEN,
+            max_num_seqs=64,
+            max_num_batched_tokens=1024,
+        )
+        return runner.launch
+
+
+def load_device_model(path: Path, backend: FlashInferBackend) -> LoadedDeviceModel:
+    """Load a checkpoint for a device, bf16."""
+    decoder = load_decoder(open_checkpoint(path), backend, torch.bfloat16, lambda share, what: None)
+    return LoadedDeviceModel(backend, decoder)
 
 
 def load_reference_model(path: Path) -> LoadedModel:
@@ -68,7 +101,7 @@ class Ask:
 class SteppedEngine:
     """A scheduler with its own prefix cache and a runner with its own pages, over a model that is shared.
 
-    With more than one step in flight, a step is executed as late as it may be: when its result is due.
+    With more than one step in flight, the reference executes a step as late as it may: when its result is due.
 
     Attributes:
         steps: Every step that was scheduled.
@@ -99,16 +132,14 @@ class SteppedEngine:
             constraints=build_constraints(config, block_size=block_size),
             max_steps_in_flight=max_steps_in_flight,
         )
-        self._runner = ModelRunner(
-            decoder=model.decoder, kv=model.alloc_nan_kv(num_blocks, block_size), max_model_len=_MAX_MODEL_LEN
-        )
+        self._launch = model.start_runner(num_blocks, block_size)
         self.steps: list[SchedulerOutput] = []
         self.token_ids: dict[str, list[int]] = {}
         self.logprobs: dict[str, list[TokenLogprobs]] = {}
         self.prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self.num_cached_tokens: dict[str, int] = {}
         self.num_preemptions: Counter[str] = Counter()
-        self._in_flight: deque[SchedulerOutput] = deque()
+        self._in_flight: deque[tuple[SchedulerOutput, Callable[[], ModelRunnerOutput]]] = deque()
 
     def add(self, ask: Ask) -> None:
         """Let a request wait."""
@@ -158,7 +189,7 @@ class SteppedEngine:
         self.scheduler.check_invariants()
         self.steps.append(scheduled)
         if scheduled.has_news:
-            self._in_flight.append(scheduled)
+            self._in_flight.append((scheduled, self._launch(scheduled)))
         is_ahead = scheduled.req_ids and len(self._in_flight) < self.scheduler.max_steps_in_flight
         if self._in_flight and not is_ahead:
             self._finish_oldest()
@@ -172,10 +203,9 @@ class SteppedEngine:
         return scheduled
 
     def _finish_oldest(self) -> None:
-        scheduled = self._in_flight.popleft()
+        scheduled, wait = self._in_flight.popleft()
         self.num_preemptions.update(scheduled.preempted_req_ids)
-        result = self._runner.execute(scheduled)
-        outputs = self.scheduler.update_from_output(scheduled, result)
+        outputs = self.scheduler.update_from_output(scheduled, wait())
         self.scheduler.check_invariants()
         for output in outputs.as_records():
             self._take(output)

@@ -1,25 +1,31 @@
-"""A request's tokens on the real model are the same whatever happens around it: fp32, the reference backend.
+"""A request's tokens are the same whatever happens around it: on the real model, fp32, the reference backend; and on a
+random one, bf16, FlashInfer's and CUDA's stand-ins.
 
 Each request alone, nothing cached, is what all else is compared with, token id by token id.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from engine_core import CacheConfig, SamplingParams, SchedulerConfig
 from engine_core.engine import open_checkpoint
 from server.tokenizer import load_tokenizer
-from tests.e2e.stepped_engine import Ask, LoadedModel, SteppedEngine, load_reference_model
+from tests.e2e.stepped_engine import Ask, LoadedModel, SteppedEngine, load_device_model, load_reference_model
+from tests.engine_core.cuda_machine import create_machine
+from tests.engine_core.model_checkpoints import VOCAB_SIZE, save_checkpoint
 from tests.helpers import EngineDriver, greedy
+from tests.kernels.flashinfer_machine import RowByRowBackend
 
-# A minute and a half; test_cpu_sameness asks the same of the kernels that everybody uses, in seconds.
-pytestmark = pytest.mark.long
-
+# The reference takes a minute and a half; test_cpu_sameness asks the same of the kernels that everybody uses.
+BACKENDS = [pytest.param("torch", marks=pytest.mark.long), "flashinfer"]
 NUM_TOKENS = 24
 TEXT = """The harbour master kept two books. In the first he wrote what the ships had told him before they came: their
 names, their cargo, the hour at which they hoped to be in. In the second he wrote what had become of it. A fishing boat
@@ -48,16 +54,35 @@ CASES = (
 SHORT, SMALL, MEDIUM, LONG = (name for name, _, _ in CASES)
 
 
-@pytest.fixture(scope="module")
-def model(embedded_model: Path) -> LoadedModel:
-    return load_reference_model(embedded_model)
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
 @pytest.fixture(scope="module")
-def asks(embedded_model: Path) -> list[Ask]:
-    tokenizer = load_tokenizer(embedded_model, open_checkpoint(embedded_model).gguf_metadata)
-    tokens = tokenizer.encode(TEXT, add_special_tokens=False)
-    assert len(tokens) > 220
+def path(backend: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if backend == "torch":
+        embedded: Path = request.getfixturevalue("embedded_model")
+        return embedded
+    directory = tmp_path_factory.mktemp("qwen3")
+    save_checkpoint(directory, "qwen3", head_dim=64)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def model(backend: str, path: Path) -> LoadedModel:
+    return load_reference_model(path) if backend == "torch" else load_device_model(path, RowByRowBackend())
+
+
+@pytest.fixture(scope="module")
+def asks(backend: str, path: Path) -> list[Ask]:
+    if backend == "torch":
+        tokenizer = load_tokenizer(path, open_checkpoint(path).gguf_metadata)
+        tokens = tokenizer.encode(TEXT, add_special_tokens=False)
+        assert len(tokens) > 220
+    else:
+        tokens = random.Random(4).choices(range(3, VOCAB_SIZE - 3), k=221)
     return [Ask(name, tokens[part], params) for name, part, params in CASES]
 
 
@@ -87,6 +112,22 @@ def check_same(
     assert not differences, f"{regime}: " + "; ".join(text for _, text in sorted(differences))
 
 
+def test_with_logprobs_as_the_reference_has_them(
+    path: Path, model: LoadedModel, asks: list[Ask], alone: dict[str, list[int]]
+) -> None:
+    """Asking for logprobs has the host draw where a device did, and changes no token."""
+    engine = SteppedEngine(model)
+    found = engine.generate([replace(ask, params=replace(ask.params, num_logprobs=0)) for ask in asks])
+    check_same("with logprobs", alone, found, alone)
+    reference = SteppedEngine(load_reference_model(path))
+    scored = replace(greedy(1), num_prompt_logprobs=0)
+    reference.generate([Ask(ask.name, [*ask.prompt, *alone[ask.name]], scored) for ask in asks])
+    for name in alone:
+        expected = reference.prompt_logprobs[name][-NUM_TOKENS:]
+        gaps = [abs(mine.logprob - own.logprob) for mine, own in zip(engine.logprobs[name], expected, strict=True)]
+        assert max(gaps) < (0.3 if model.decoder.dtype == torch.bfloat16 else 1e-3), name
+
+
 def tail_last(asks: list[Ask], tail: str) -> list[Ask]:
     """Return the requests with one moved to the end of the line, where preemption strikes."""
     return sorted(asks, key=lambda ask: ask.name == tail)
@@ -97,7 +138,7 @@ def test_among_31_others(model: LoadedModel, asks: list[Ask], alone: dict[str, l
     others = []
     for index in range(28):
         near = asks[index % 4].prompt
-        prompt = [*near[: 1 + index * len(near) // 28], 100 + index]
+        prompt = [*near[: 1 + index * len(near) // 28], 60 + index]
         others.append(Ask(f"other {index}", prompt, replace(asks[index % 4].params, seed=index)))
     crowd = [*others[:5], asks[0], *others[5:14], asks[1], asks[2], *others[14:27], asks[3], others[27]]
     engine = SteppedEngine(model, num_blocks=160, max_num_seqs=32)
@@ -140,9 +181,10 @@ def test_preempted_for_want_of_blocks_at_every_step(
 ) -> None:
     """With blocks of one token each step needs blocks, and every other step finds none: the last in line is admitted,
     finds of itself what survived, and never keeps its blocks for a second token."""
-    engine = SteppedEngine(model, num_blocks=512, block_size=1, max_steps_in_flight=2)
+    block_size = min(model.backend.page_sizes)
+    engine = SteppedEngine(model, num_blocks=512, block_size=block_size, max_steps_in_flight=2)
     found = engine.generate(tail_last(asks, LONG), is_squeezed=lambda index: index % 2 == 1)
-    assert engine.num_preemptions[LONG] >= NUM_TOKENS - 1
+    assert engine.num_preemptions[LONG] >= (NUM_TOKENS - 1) // block_size
     stats = engine.scheduler.make_stats()
     assert 0 < stats.num_resumed_hits < stats.num_resumed_queries
     check_same("no free block at every other step, 2 in flight", alone, found, alone)
@@ -167,11 +209,13 @@ def test_displaced_by_a_more_urgent_request_at_every_step(
 
 def test_with_a_prefix_hit_in_chunks_of_7(model: LoadedModel, asks: list[Ask], alone: dict[str, list[int]]) -> None:
     """Half of the prompt, or all of it but a token, was computed before for somebody else."""
-    engine = SteppedEngine(model, num_blocks=256, block_size=4, max_chunk_size=7)
+    block_size = max(4, min(model.backend.page_sizes))
+    engine = SteppedEngine(model, num_blocks=256, block_size=block_size, max_chunk_size=7)
     lengths = {SHORT: 4, SMALL: 17, MEDIUM: 20, LONG: 110}
     engine.generate([Ask(f"stem of {ask.name}", ask.prompt[: lengths[ask.name]], greedy(1)) for ask in asks])
     found = engine.generate(asks)
-    assert {name: engine.num_cached_tokens[name] for name in alone} == {SHORT: 4, SMALL: 16, MEDIUM: 20, LONG: 108}
+    cached = {name: length // block_size * block_size for name, length in lengths.items()}
+    assert {name: engine.num_cached_tokens[name] for name in alone} == cached
     assert max(max(step.token_counts) for step in engine.steps if step.token_counts) == 7
     check_same("a stem in the cache, chunks of 7", alone, found, alone)
 
@@ -187,11 +231,15 @@ def test_in_chunks_of_1(model: LoadedModel, asks: list[Ask], alone: dict[str, li
 
 @pytest.mark.parametrize("is_overlapping", [False, True])
 def test_in_an_engine_with_a_crowded_pool(
-    is_overlapping: bool, embedded_model: Path, asks: list[Ask], alone: dict[str, list[int]]
+    is_overlapping: bool, backend: str, path: Path, asks: list[Ask], alone: dict[str, list[int]]
 ) -> None:
     cache = CacheConfig(block_size=16, num_blocks=23)
-    scheduler = SchedulerConfig(max_chunk_size=64, async_scheduling=is_overlapping)
-    with EngineDriver(embedded_model, cache=cache, scheduler=scheduler) as driver:
+    scheduler = SchedulerConfig(max_num_seqs=4, max_chunk_size=64, async_scheduling=is_overlapping)
+    options: dict[str, Any] = {}
+    if backend == "flashinfer":
+        card = replace(create_machine(), create_backend=lambda name, options: RowByRowBackend())
+        options = {"backend": "cuda", "dtype": "auto", "machine": card, "num_threads": 1}
+    with EngineDriver(path, cache=cache, scheduler=scheduler, **options) as driver:
         tokens = driver.generate([ask.prompt for ask in asks], [ask.params for ask in asks])
     assert driver.num_preemptions > 0
     found = dict(zip(alone, tokens, strict=True))

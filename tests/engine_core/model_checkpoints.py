@@ -76,9 +76,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def save_checkpoint(directory: Path, case: str, **save_options: Any) -> PreTrainedModel:
-    """Write a checkpoint with random weights, large enough that a mistake shows. Returns the model as the oracle."""
-    model = _create_model(case)
+def save_checkpoint(directory: Path, case: str, *, head_dim: int | None = None, **save_options: Any) -> PreTrainedModel:
+    """Write a checkpoint with random weights, large enough that a mistake shows. Returns the model as the oracle.
+
+    Args:
+        directory: Where.
+        case: Which of CASES.
+        head_dim: Instead of the case's own.
+        save_options: For transformers.
+    """
+    model = _create_model(case, {} if head_dim is None else {"head_dim": head_dim})
     generator = torch.Generator().manual_seed(7)
     norms = {name for name, module in model.named_modules() if "norm" in type(module).__name__.lower()}
     with torch.no_grad():
@@ -94,9 +101,9 @@ def save_checkpoint(directory: Path, case: str, **save_options: Any) -> PreTrain
     return model.eval()
 
 
-def _create_model(case: str) -> PreTrainedModel:
+def _create_model(case: str, overrides: dict[str, Any]) -> PreTrainedModel:
     family, options = CASES[case]
-    shape = {**SHAPE, **options}
+    shape = {**SHAPE, **options, **overrides}
     if family == "Gemma3Vision":
         tokens = {"image_token_index": 96, "boi_token_index": 95, "eoi_token_index": 94, "mm_tokens_per_image": 4}
         config = transformers.Gemma3Config(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pytest
@@ -23,12 +23,30 @@ from engine_core.sampling_params import SamplingParams
 from engine_core.scheduler.output import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from kernels.backend import StepMeta
 from kernels.fused import HeadRows
+from tests.engine_core.model.table_runner import MAX_MODEL_LEN, TableRunners
 
 VOCAB = 40
 
 
 def token_logits(token_id: int, position: int) -> torch.Tensor:
     return torch.randn(VOCAB, generator=torch.Generator().manual_seed(1000 * token_id + position)) * 2
+
+
+class Computes(Protocol):
+    """A runner over ``token_logits``, as Run drives it.
+
+    Attributes:
+        page_size: Tokens a block.
+        num_logit_rows: How many rows of logits each step was asked for.
+    """
+
+    page_size: int
+    num_logit_rows: list[int]
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput: ...
+
+    def spoil(self, spoiled: dict[tuple[int, int], float]) -> None:
+        """Have one of the logits after each (token, position) become something else."""
 
 
 class TableDecoder:
@@ -59,24 +77,66 @@ class TableDecoder:
             yield HeadRows(known.argmax(axis=1).astype(np.int32), are_finite(known), read)
 
 
+class PlainRunner:
+    """The plain runner over TableDecoder."""
+
+    page_size = 512
+
+    def __init__(self, *, num_token_ids: int | None, max_logit_rows: int) -> None:
+        decoder: Any = TableDecoder(max_logit_rows=max_logit_rows)
+        kv: Any = SimpleNamespace(page_size=self.page_size)
+        runner = ModelRunner(decoder=decoder, kv=kv, max_model_len=512, num_token_ids=num_token_ids)
+        self._decoder, self.execute = decoder, runner.execute
+        self.num_logit_rows: list[int] = decoder.num_logit_rows
+
+    def spoil(self, spoiled: dict[tuple[int, int], float]) -> None:
+        self._decoder.spoiled = spoiled
+
+
+class PlainRunners:
+    """Runners that cost nothing."""
+
+    def start(self, *, num_token_ids: int | None, max_logit_rows: int) -> PlainRunner:
+        return PlainRunner(num_token_ids=num_token_ids, max_logit_rows=max_logit_rows)
+
+    def release(self) -> None:
+        pass
+
+
+Runners = PlainRunners | TableRunners
+
+
+@pytest.fixture(scope="module", params=["torch", "flashinfer"])
+def all_runners(request: pytest.FixtureRequest) -> Runners:
+    """The plain ones, or a card's on the stand-ins."""
+    return PlainRunners() if request.param == "torch" else TableRunners(token_logits, VOCAB)
+
+
+@pytest.fixture
+def runners(all_runners: Runners) -> Iterator[Runners]:
+    yield all_runners
+    all_runners.release()
+
+
 class Run:
     """A runner driven as the scheduler drives it: every request in chunks, then token by token."""
 
-    def __init__(self, *, num_token_ids: int | None = None, max_logit_rows: int = 1000) -> None:
-        self.decoder = TableDecoder(max_logit_rows=max_logit_rows)
-        kv: Any = SimpleNamespace(page_size=512)
-        decoder: Any = self.decoder
-        self.runner = ModelRunner(decoder=decoder, kv=kv, max_model_len=512, num_token_ids=num_token_ids)
+    def __init__(self, runners: Runners, *, num_token_ids: int | None = None, max_logit_rows: int = 1000) -> None:
+        self.runner: Computes = runners.start(num_token_ids=num_token_ids, max_logit_rows=max_logit_rows)
         self.token_ids: dict[str, list[int]] = {}
         self.logprobs: dict[str, list[TokenLogprobs]] = {}
         self.prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self.errors: dict[str, str] = {}
         self._starts: dict[str, int] = {}
         self._entering: list[NewRequestData] = []
+        self._num_blocks = 0
 
     def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams, outputs: Sequence[int] = ()) -> None:
         known = [*prompt, *outputs]
-        self._entering.append(NewRequestData(request_id, known, len(prompt), params, [1], 0, bool(outputs)))
+        first = self._num_blocks + 1
+        self._num_blocks += -(-MAX_MODEL_LEN // self.runner.page_size)
+        blocks = list(range(first, self._num_blocks + 1))
+        self._entering.append(NewRequestData(request_id, known, len(prompt), params, blocks, 0, bool(outputs)))
         self.token_ids[request_id] = list(outputs)
         self._starts[request_id] = 0
 
@@ -106,14 +166,15 @@ def params(**overrides: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 250, **overrides})
 
 
-def generate(asked: Sequence[tuple[list[int], SamplingParams]], num_tokens: int) -> list[list[int]]:
+def generate(runners: Runners, asked: Sequence[tuple[list[int], SamplingParams]], num_tokens: int) -> list[list[int]]:
     """Return the tokens of requests that run side by side."""
-    run = Run()
+    run = Run(runners)
     for index, (prompt, each) in enumerate(asked):
         run.add(str(index), prompt, each)
     run.step({str(index): len(prompt) for index, (prompt, _) in enumerate(asked)})
     for _ in range(num_tokens - 1):
         run.step(dict.fromkeys(run.token_ids, 1))
+    runners.release()
     return list(run.token_ids.values())
 
 
@@ -139,23 +200,28 @@ PARAMS = st.builds(
 ASKED = st.tuples(st.lists(IDS, min_size=1, max_size=12), PARAMS)
 
 
-@settings(max_examples=120, deadline=None)
-@given(mine=ASKED, others=st.lists(ASKED, min_size=1, max_size=5), place=st.integers(0, 5))
-def test_a_request_does_not_know_its_neighbours(
-    mine: tuple[list[int], SamplingParams], others: list[tuple[list[int], SamplingParams]], place: int
-) -> None:
+def test_a_request_does_not_know_its_neighbours(runners: Runners) -> None:
     """E25: flags and arrays that were made for the batch once made penalties depend on who else was in it."""
-    place = min(place, len(others))
-    (alone,) = generate([mine], 4)
-    assert generate([*others[:place], mine, *others[place:]], 4)[place] == alone
-    assert len(alone) == 4
+
+    @settings(max_examples=120 if isinstance(runners, PlainRunners) else 25, deadline=None)
+    @given(mine=ASKED, others=st.lists(ASKED, min_size=1, max_size=5), place=st.integers(0, 5))
+    def check_it(
+        mine: tuple[list[int], SamplingParams], others: list[tuple[list[int], SamplingParams]], place: int
+    ) -> None:
+        place = min(place, len(others))
+        (alone,) = generate(runners, [mine], 4)
+        assert generate(runners, [*others[:place], mine, *others[place:]], 4)[place] == alone
+        assert [alone] == generate(PlainRunners(), [mine], 4), "the same draws, whoever makes them"
+        assert len(alone) == 4
+
+    check_it()
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 23])
-def test_a_draw_does_not_depend_on_chunks_or_on_a_preemption(chunk: int) -> None:
+def test_a_draw_does_not_depend_on_chunks_or_on_a_preemption(runners: Runners, chunk: int) -> None:
     prompt, asked = [5 * n % VOCAB for n in range(23)], params(seed=3, frequency_penalty=0.5, top_p=0.95)
-    (whole,) = generate([(prompt, asked)], 6)
-    run = Run()
+    (whole,) = generate(runners, [(prompt, asked)], 6)
+    run = Run(runners)
     run.add("a", prompt, asked)
     for start in range(0, len(prompt), chunk):
         run.step({"a": min(chunk, len(prompt) - start)})
@@ -170,10 +236,10 @@ def test_a_draw_does_not_depend_on_chunks_or_on_a_preemption(chunk: int) -> None
 
 # ---------------------------------------------------------------------- ids that the tokenizer does not know
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 100.0])
-def test_ids_of_a_padded_head_are_never_sampled_or_named(temperature: float) -> None:
+def test_ids_of_a_padded_head_are_never_sampled_or_named(runners: Runners, temperature: float) -> None:
     """E4. The bias would make each of them certain."""
     asked = params(temperature=temperature, logit_bias=dict.fromkeys(range(20, VOCAB), 100.0), num_logprobs=VOCAB)
-    run = Run(num_token_ids=20)
+    run = Run(runners, num_token_ids=20)
     run.add("a", [1, 2], asked)
     run.step({"a": 2})
     for _ in range(60):
@@ -184,11 +250,11 @@ def test_ids_of_a_padded_head_are_never_sampled_or_named(temperature: float) -> 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf"), 1e30])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_a_padded_head_holds_is_no_bodys_concern(bad: float, temperature: float) -> None:
+def test_what_a_padded_head_holds_is_no_bodys_concern(runners: Runners, bad: float, temperature: float) -> None:
     """Rows of padding are whatever the checkpoint's author left there. Neither errors nor logprobs may show it."""
     asked = params(temperature=temperature, num_logprobs=4, num_prompt_logprobs=4)
-    clean, spoiled = Run(num_token_ids=7), Run(num_token_ids=7)
-    spoiled.decoder.spoiled = {(token_id, position): bad for token_id in range(VOCAB) for position in range(6)}
+    clean, spoiled = Run(runners, num_token_ids=7), Run(runners, num_token_ids=7)
+    spoiled.runner.spoil({(token_id, position): bad for token_id in range(VOCAB) for position in range(6)})
     for run in (clean, spoiled):
         run.add("a", [1, 2, 3], asked)
         run.step({"a": 3})
@@ -200,16 +266,16 @@ def test_what_a_padded_head_holds_is_no_bodys_concern(bad: float, temperature: f
     assert len(spoiled.token_ids["a"]) == 4 and len(spoiled.prompt_logprobs["a"]) == 2
 
 
-def test_probabilities_of_the_ids_that_exist_add_up_to_1() -> None:
-    run = Run(num_token_ids=20)
+def test_probabilities_of_the_ids_that_exist_add_up_to_1(runners: Runners) -> None:
+    run = Run(runners, num_token_ids=20)
     run.add("a", [1, 2], params(num_logprobs=VOCAB, num_prompt_logprobs=VOCAB))
     run.step({"a": 2})
     for found in (*run.logprobs["a"], *run.prompt_logprobs["a"]):
         assert np.exp(found.top_logprobs).sum() == pytest.approx(1.0, abs=1e-6)
 
 
-def test_a_prompt_may_hold_ids_of_a_padded_head() -> None:
-    run = Run(num_token_ids=20)
+def test_a_prompt_may_hold_ids_of_a_padded_head(runners: Runners) -> None:
+    run = Run(runners, num_token_ids=20)
     run.add("a", [1, 30, 2], params(num_prompt_logprobs=1))
     run.step({"a": 3})
     padded, known = run.prompt_logprobs["a"]
@@ -218,8 +284,8 @@ def test_a_prompt_may_hold_ids_of_a_padded_head() -> None:
 
 
 @pytest.mark.parametrize("num_token_ids", [None, VOCAB, 1000])
-def test_without_padding_all_ids_are_sampled(num_token_ids: int | None) -> None:
-    run = Run(num_token_ids=num_token_ids)
+def test_without_padding_all_ids_are_sampled(runners: Runners, num_token_ids: int | None) -> None:
+    run = Run(runners, num_token_ids=num_token_ids)
     run.add("a", [1, 2], params(temperature=50.0))
     run.step({"a": 2})
     for _ in range(200):
@@ -227,9 +293,9 @@ def test_without_padding_all_ids_are_sampled(num_token_ids: int | None) -> None:
     assert max(run.token_ids["a"]) >= 37
 
 
-def test_biased_ids_that_no_vocabulary_has_do_not_end_the_engine() -> None:
+def test_biased_ids_that_no_vocabulary_has_do_not_end_the_engine(runners: Runners) -> None:
     """E1: the server refuses them first."""
-    run = Run()
+    run = Run(runners)
     run.add("a", [1, 2], params(temperature=0.0, logit_bias={VOCAB: 100.0, 10**9: 100.0}))
     run.step({"a": 2})
     assert run.token_ids["a"] == [int(token_logits(2, 1).argmax())]
@@ -261,9 +327,9 @@ PROMPT = [7 * n % VOCAB for n in range(23)]
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 20])
-def test_logprobs_are_the_raw_models_whatever_is_asked(num_top: int) -> None:
+def test_logprobs_are_the_raw_models_whatever_is_asked(runners: Runners, num_top: int) -> None:
     bending = {"temperature": 1.7, "logit_bias": {3: 50.0}, "presence_penalty": 1.0, "top_k": 3, "min_tokens": 3}
-    run = Run()
+    run = Run(runners)
     run.add("a", PROMPT, params(num_logprobs=num_top, eos_token_ids=frozenset({1}), **bending))
     run.add("b", PROMPT, params())
     run.step({"a": len(PROMPT), "b": len(PROMPT)})
@@ -275,8 +341,8 @@ def test_logprobs_are_the_raw_models_whatever_is_asked(num_top: int) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 22, 23])
-def test_prompt_logprobs_are_gathered_over_chunks(chunk: int) -> None:
-    run = Run()
+def test_prompt_logprobs_are_gathered_over_chunks(runners: Runners, chunk: int) -> None:
+    run = Run(runners)
     run.add("a", PROMPT, params(num_prompt_logprobs=4, num_logprobs=0))
     run.add("b", [1, 2, 3], params())
     run.step({"b": 3})
@@ -286,12 +352,12 @@ def test_prompt_logprobs_are_gathered_over_chunks(chunk: int) -> None:
     check(run.prompt_logprobs["a"], expect_prompt(PROMPT, 4))
     assert set(run.prompt_logprobs) == {"a"} and len(run.logprobs["a"]) == 1
     run.step({"a": 1, "b": 1})
-    assert run.decoder.num_logit_rows[-1] == 2, "behind the prompt, only the rows that are sampled from"
+    assert run.runner.num_logit_rows[-1] == 2, "behind the prompt, only the rows that are sampled from"
 
 
-def test_prompt_logprobs_start_anew_after_a_preemption_within_the_prompt() -> None:
+def test_prompt_logprobs_start_anew_after_a_preemption_within_the_prompt(runners: Runners) -> None:
     asked = params(num_prompt_logprobs=0)
-    run = Run()
+    run = Run(runners)
     run.add("a", PROMPT, asked)
     run.step({"a": 9})
     run.add("a", PROMPT, asked)
@@ -299,16 +365,16 @@ def test_prompt_logprobs_start_anew_after_a_preemption_within_the_prompt() -> No
     check(run.prompt_logprobs["a"], expect_prompt(PROMPT, 0))
 
 
-def test_a_request_that_comes_back_with_outputs_has_had_its_prompts() -> None:
+def test_a_request_that_comes_back_with_outputs_has_had_its_prompts(runners: Runners) -> None:
     asked = params(num_prompt_logprobs=0)
-    run = Run()
+    run = Run(runners)
     run.add("a", PROMPT, asked, [4, 5])
     run.step({"a": 25})
-    assert not run.prompt_logprobs and run.decoder.num_logit_rows == [1]
+    assert not run.prompt_logprobs and run.runner.num_logit_rows == [1]
 
 
-def test_a_prompt_of_one_token_has_an_empty_list() -> None:
-    run = Run()
+def test_a_prompt_of_one_token_has_an_empty_list(runners: Runners) -> None:
+    run = Run(runners)
     run.add("a", [3], params(num_prompt_logprobs=1))
     run.step({"a": 1})
     assert run.prompt_logprobs == {"a": []}
@@ -316,11 +382,11 @@ def test_a_prompt_of_one_token_has_an_empty_list() -> None:
 
 @pytest.mark.parametrize("max_logit_rows", [1, 2, 7, 24])
 @pytest.mark.parametrize("chunk", [9, 23])
-def test_nobody_sees_how_many_rows_of_logits_come_at_a_time(max_logit_rows: int, chunk: int) -> None:
+def test_nobody_sees_how_many_rows_of_logits_come_at_a_time(runners: Runners, max_logit_rows: int, chunk: int) -> None:
     found = []
     for rows_at_a_time in (max_logit_rows, 1000):
-        run = Run(max_logit_rows=rows_at_a_time)
-        run.decoder.spoiled = {(17, 12): float("nan")}
+        run = Run(runners, max_logit_rows=rows_at_a_time)
+        run.runner.spoil({(17, 12): float("nan")})
         prompts = {"a": PROMPT, "b": PROMPT[:4], "bad": [*PROMPT[:12], 17, *PROMPT[13:]], "c": PROMPT[::-1]}
         for request_id, prompt in prompts.items():
             num_top = None if request_id == "b" else 2
@@ -337,16 +403,16 @@ def test_nobody_sees_how_many_rows_of_logits_come_at_a_time(max_logit_rows: int,
 # ---------------------------------------------------------------------- logits that are not finite
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_that_is_not_finite_ends_its_own_request(bad: float, temperature: float) -> None:
+def test_a_row_that_is_not_finite_ends_its_own_request(runners: Runners, bad: float, temperature: float) -> None:
     asked = params(temperature=temperature, num_logprobs=1)
-    clean, spoiled = Run(), Run()
-    spoiled.decoder.spoiled = {(2, 1): bad}
+    clean, spoiled = Run(runners), Run(runners)
+    spoiled.runner.spoil({(2, 1): bad})
     for run in (clean, spoiled):
         for request_id, prompt in {"a": [3, 4], "b": [1, 2], "c": [5, 6]}.items():
             run.add(request_id, prompt, asked)
         run.step({"a": 2, "b": 2, "c": 2})
         run.step({"a": 1, "b": 1, "c": 1})  # was scheduled already
-        assert run.decoder.num_logit_rows == [3, 3], "it finds a token for b, too"
+        assert run.runner.num_logit_rows == [3, 3], "it finds a token for b, too"
     assert set(spoiled.errors) == {"b"} and "not finite" in spoiled.errors["b"]
     assert spoiled.errors["b"][0].isupper() and spoiled.errors["b"].endswith("."), "a client reads it"
     for request_id in "ac":
@@ -356,9 +422,11 @@ def test_a_row_that_is_not_finite_ends_its_own_request(bad: float, temperature: 
 
 @pytest.mark.parametrize("chunk", [5, 23])
 @pytest.mark.parametrize("position", [0, 3, 21])
-def test_a_prompt_row_that_is_not_finite_does_so_too_where_it_is_read(chunk: int, position: int) -> None:
-    run = Run()
-    run.decoder.spoiled = {(PROMPT[position], position): float("nan")}
+def test_a_prompt_row_that_is_not_finite_does_so_too_where_it_is_read(
+    runners: Runners, chunk: int, position: int
+) -> None:
+    run = Run(runners)
+    run.runner.spoil({(PROMPT[position], position): float("nan")})
     run.add("a", PROMPT, params(num_prompt_logprobs=0))
     run.add("b", PROMPT, params())
     for start in range(0, len(PROMPT), chunk):
@@ -372,9 +440,9 @@ def test_a_prompt_row_that_is_not_finite_does_so_too_where_it_is_read(chunk: int
     run.step({"a": 1, "b": 1})  # was scheduled already
 
 
-def test_logits_are_read_only_where_somebody_asked() -> None:
-    run = Run()
+def test_logits_are_read_only_where_somebody_asked(runners: Runners) -> None:
+    run = Run(runners)
     run.add("a", PROMPT, params())
     run.step({"a": 23})
-    assert run.decoder.num_logit_rows == [1]
+    assert run.runner.num_logit_rows == [1]
     assert np.isin(run.token_ids["a"], range(VOCAB)).all()
