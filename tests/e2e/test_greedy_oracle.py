@@ -36,7 +36,8 @@ def oracle_logits(oracle: LlamaForCausalLM, prompt: list[int], answer: list[int]
     return logits[len(prompt) - 1 : -1]
 
 
-@pytest.mark.parametrize("backend", [pytest.param("torch", marks=pytest.mark.long), "cpu"])
+@pytest.mark.long  # half a minute each; in make test bf16 stands for them, and test_decoder_oracle.py for fp32
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
 def test_fp32_gives_the_oracles_greedy_tokens(
     backend: str, embedded_model: Path, oracle: LlamaForCausalLM, tokenizer: Tokenizer
 ) -> None:

@@ -1,4 +1,7 @@
-"""The C++ kernels by themselves: their test programs, and that no instruction set's file holds what its CPUs lack."""
+"""The C++ kernels by themselves: their test programs, and that no instruction set's file holds what its CPUs lack.
+
+Long: compiling takes 15 s, linking and running a minute; in make test, test_cpu_backend.py has each set compute.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ def objects(bench: Bench) -> dict[str, Path]:
     return compile_library(bench)
 
 
-@pytest.mark.long  # half a minute to link, half a minute to run; test_cpu_backend.py has each set compute, too
+@pytest.mark.long
 def test_every_program_passes_on_every_set_that_this_cpu_runs(bench: Bench, objects: dict[str, Path]) -> None:
     isas = find_isas(bench)
     programs = build(bench, list_programs(isas, is_slow=True), with_tiles(bench, objects, isas))
@@ -114,11 +117,13 @@ def offences(path: Path, isa: str) -> set[str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("isa", ISA_FLAGS)
 def test_a_set_has_no_instruction_of_a_greater_one(objects: dict[str, Path], isa: str) -> None:
     assert offences(objects[f"isa_{isa}"], isa) == set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("isa", "greater"), [("generic", "avx2"), ("avx2", "avx512_vnni"), ("avx512_vnni", "avx512"), ("avx512", "amx")]
 )
@@ -126,12 +131,14 @@ def test_the_check_sees_the_next_greater_set(objects: dict[str, Path], isa: str,
     assert offences(objects[f"isa_{greater}"], isa)
 
 
+@pytest.mark.long
 def test_everything_else_runs_on_any_x86_64(objects: dict[str, Path]) -> None:
     others = {stem: path for stem, path in objects.items() if not stem.startswith("isa_")}
     assert len(others) >= 5
     assert {stem: found for stem, path in others.items() if (found := offences(path, "generic"))} == {}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("isa", ISA_FLAGS)
 def test_a_set_defines_its_table_and_nothing_that_the_linker_could_share(objects: dict[str, Path], isa: str) -> None:
     output = subprocess.run(
